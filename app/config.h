@@ -1,0 +1,51 @@
+#pragma once
+// The whole configuration: a section a component. Load it with
+//   auto config = core::config::load<app::RunConfig>({.file = "run.yaml", .overrides = {"longstraw.tail_tokens=64"}});
+
+#include "compare/config.h"
+#include "core/config/faults.h"
+#include "core/config/fields.h"
+#include "core/data/config.h"
+#include "core/model/config.h"
+#include "core/objective/config.h"
+#include "longstraw/config.h"
+#include "reference/config.h"
+
+namespace longstraw::app {
+
+struct RunConfig {
+  core::model::ModelConfig model;
+  core::data::DataConfig data;
+  core::data::RolloutConfig rollout;
+  core::objective::ObjectiveConfig objective;
+  LongstrawConfig longstraw;
+  reference::ReferenceConfig reference;
+  compare::CompareConfig compare;
+
+  static constexpr auto fields() {
+    using namespace core::config;
+    using C = RunConfig;
+    return std::tuple{
+        field("model", &C::model, "the checkpoint"),
+        field("data", &C::data, "the batch: rollouts, or prompts and a reward function"),
+        field("rollout", &C::rollout, "how responses are sampled"),
+        field("objective", &C::objective, "the loss, named as in TRL's GRPOConfig"),
+        field("longstraw", &C::longstraw, "the capture-and-replay trainer"),
+        field("reference", &C::reference, "the full-graph trainer"),
+        field("compare", &C::compare, "the comparator"),
+    };
+  }
+
+  // Rules across fields that hold whatever the verb is. What a verb needs besides (a model, a batch) it asks for itself.
+  void check(core::config::Faults& faults) const {
+    if (data.rollouts && data.prompts && !faults.at({"data.rollouts", "data.prompts"})) {
+      faults.add("data.prompts", "both data.rollouts and data.prompts are given, wanted one of them");
+    }
+    if (data.prompts && !data.reward && !faults.at({"data.prompts", "data.reward"})) {
+      faults.add("data.reward", "data.prompts needs a reward function, FILE.py:FUNCTION");
+    }
+  }
+  bool operator==(const RunConfig&) const = default;
+};
+
+}  // namespace longstraw::app
