@@ -39,7 +39,7 @@ struct RunConfig {
   // Rules across fields that hold whatever the verb is. What a verb needs besides (a model, a batch) it asks for itself.
   void check(core::config::Faults& faults) const {
     if (data.rollouts && data.prompts && !faults.at({"data.rollouts", "data.prompts"})) {
-      faults.add("data.prompts", "both data.rollouts and data.prompts are given, wanted one of them");
+      faults.add("data.prompts", "data.rollouts is given too, wanted one of them (set the other to null)");
     }
     if (data.prompts && !data.reward && !faults.at({"data.prompts", "data.reward"})) {
       faults.add("data.reward", "data.prompts needs a reward function, FILE.py:FUNCTION");

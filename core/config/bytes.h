@@ -18,9 +18,9 @@ struct Bytes {
 
 constexpr Bytes gibibytes(std::int64_t n) { return {n << 30}; }
 
-// Reads a number, also with a fraction or an exponent, then an optional unit: B, kB, KB, MB, GB, TB (powers of 1000),
-// KiB, MiB, GiB, TiB, also K, M, G, T alone (powers of 1024); spaces between them are allowed. Nothing when the text is something
-// else, is negative, is no whole number of bytes, or does not fit into 63 bits.
+// Reads a number, also with a fraction or an exponent, then an optional unit, with spaces between if one likes:
+// B; kB, KB, MB, GB, TB (powers of 1000); KiB, MiB, GiB, TiB, and K, M, G, T alone (powers of 1024). Fractions of a
+// byte are dropped. Nothing when the text is something else, is negative, or does not fit into 63 bits.
 std::optional<Bytes> parse_bytes(std::string_view text);
 
 // The shortest exact form: 8GiB, 1536MiB, 1000 (always read back as the same number).
