@@ -31,6 +31,12 @@ endif()
 
 add_library(longstraw_torch INTERFACE)
 add_library(longstraw::torch ALIAS longstraw_torch)
+# The wheel carries headers of another version of fmt, which would be found before the system's and ask for functions that
+# the system's library does not have.
+get_target_property(fmt_include fmt::fmt INTERFACE_INCLUDE_DIRECTORIES)
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/system_fmt)
+file(CREATE_LINK ${fmt_include}/fmt ${CMAKE_BINARY_DIR}/system_fmt/fmt SYMBOLIC)
+target_include_directories(longstraw_torch SYSTEM INTERFACE ${CMAKE_BINARY_DIR}/system_fmt)
 target_include_directories(longstraw_torch SYSTEM INTERFACE ${torch_dir}/include ${torch_dir}/include/torch/csrc/api/include)
 target_link_directories(longstraw_torch INTERFACE ${torch_dir}/lib)
 target_link_libraries(longstraw_torch INTERFACE torch_cpu c10 Threads::Threads)

@@ -21,13 +21,6 @@ struct TokenPositions {
   RotaryTable rotary;
 };
 
-// Shortest and longest whole sequence (prompt and response) of a batch. Some rotary scalings (dynamic, longrope)
-// change their frequencies with the length of the sequence: a batch whose lengths disagree about them is refused.
-struct SequenceLengths {
-  int64_t shortest = 0;
-  int64_t longest = 0;
-};
-
 class Decoder {
  public:
   virtual ~Decoder() = default;
