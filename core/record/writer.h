@@ -1,0 +1,90 @@
+#pragma once
+// Writes a record (docs/record.md). A step is built out of sight and appears whole at commit() or not at all; a process
+// that dies leaves the committed steps readable, at any moment (journaled_file.h). A record that was not closed says so:
+// its attribute `closed` is 0.
+//
+//   RecordWriter writer("exact.h5", header);
+//   StepWriter step = writer.begin_step(0);
+//   step.gradient("model.norm.weight", {576}, data);
+//   step.memory({{"peak_bytes", peak}});
+//   step.timing({{"total", seconds}});
+//   step.commit();
+//   writer.close();
+//
+// IoError on a full disk, a folder that can't be written, a file that exists (unless replace), another writer on the same
+// path. ConfigError on wrong use: a step twice, a gradient twice, arrays of unequal length, a missing peak_bytes or total.
+// After an IoError the writer accepts nothing more. Not for several threads.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/record/record.h"
+
+namespace longstraw::core::record {
+
+class JournaledFile;
+struct Sketch;
+
+struct WriterOptions {
+  bool replace = false;  // an existing file of this name goes when the first step is committed, not before
+  bool durable = true;   // fsync at each commit
+  std::function<void()> before_write;  // called before each step that changes the disk; for tests
+};
+
+class StepWriter {
+ public:
+  StepWriter(StepWriter&&) noexcept;
+  StepWriter& operator=(StepWriter&&) = delete;
+  // Without commit() nothing of the step remains.
+  ~StepWriter();
+
+  // Stored in the type of `data`, bit for bit, non-finite values too. `name` and `shape` are the checkpoint's. The data is
+  // row-major and is not referred to after the call.
+  void gradient(const std::string& name, const std::vector<std::int64_t>& shape, const float* data);
+  void gradient(const std::string& name, const std::vector<std::int64_t>& shape, const double* data);
+  // Instead of, or beside, the gradient of that name.
+  void sketch(const std::string& name, const Sketch& sketch);
+  void response(ResponseRecord response);
+  void objective(const std::map<std::string, double>& values);       // must hold `loss`
+  void memory(const std::map<std::string, std::int64_t>& bytes);     // must hold `peak_bytes`
+  void timing(const std::map<std::string, double>& seconds);         // must hold `total`
+  // Publishes the step. Needs memory() and timing(); an absent objective is left out.
+  void commit();
+
+ private:
+  friend class RecordWriter;
+  struct State;
+  explicit StepWriter(std::unique_ptr<State> state);
+  template <class T>
+  void write_gradient(const std::string& name, const std::vector<std::int64_t>& shape, const T* data);
+  State& open_state() const;
+
+  std::unique_ptr<State> state_;
+};
+
+class RecordWriter {
+ public:
+  RecordWriter(const std::string& path, const RecordHeader& header, WriterOptions options = {});
+  ~RecordWriter();
+  RecordWriter(const RecordWriter&) = delete;
+  RecordWriter& operator=(const RecordWriter&) = delete;
+
+  // One step at a time; the writer must outlive it. `step` is new to the record.
+  StepWriter begin_step(std::int64_t step);
+  // Published at once when no step is open, else together with the step.
+  void append_rewards(const std::vector<RewardRow>& rows);
+  // Marks the record as complete and publishes it. Without close() the record reads as interrupted.
+  void close();
+
+ private:
+  friend class StepWriter;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace longstraw::core::record
