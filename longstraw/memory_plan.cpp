@@ -1,0 +1,138 @@
+#include "longstraw/memory_plan.h"
+
+#include "longstraw/loss_head.h"
+
+#include "core/device/device.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace longstraw {
+namespace {
+
+// Elements a token needs; every formula follows the operations of segment_execution.cpp.
+class TokenCosts {
+ public:
+  TokenCosts(const core::model::Architecture& a, c10::ScalarType dtype)
+      : a_(a), size_(static_cast<int64_t>(c10::elementSize(dtype))),
+        wide_(static_cast<int64_t>(c10::elementSize(core::device::accumulation_dtype(dtype)))) {}
+
+  int64_t state() const { return a_.layers * 2 * a_.kv_heads * a_.head_dim * size_; }
+  int64_t adjoint() const { return a_.layers * 2 * a_.kv_heads * a_.head_dim * wide_; }
+
+  // What one layer's graph keeps for its backward pass: the inputs of both norms, of all projections, of the attention
+  // (its output too) and of the gate.
+  int64_t layer_graph() const {
+    int64_t elements = 4 * a_.hidden + 2 * queries() + 2 * keys() + 3 * a_.intermediate;
+    if (a_.query_key_norm) elements += queries() + keys();
+    return elements * size_ + (a_.heads + 2) * wide_;
+  }
+  // Of the last layer when only its keys and values are wanted.
+  int64_t state_only_graph() const { return (2 * a_.hidden + 2 * keys()) * size_ + wide_; }
+  int64_t graph(bool with_loss) const {
+    return with_loss ? a_.layers * layer_graph() + (2 * a_.hidden) * size_ + wide_
+                     : (a_.layers - 1) * layer_graph() + state_only_graph();
+  }
+  // Alive at the widest moment of a forward pass without a graph: the residual stream, and an MLP between its
+  // projections.
+  int64_t forward_working() const { return (2 * a_.hidden + 3 * a_.intermediate) * size_; }
+  // Likewise of a backward pass beyond the graph: the gradients of residual, gate, up and their product.
+  int64_t backward_working() const { return (2 * a_.hidden + 3 * a_.intermediate) * size_; }
+  // Two copies of a slice of logits: the log-sum-exp needs one beside the logits themselves.
+  int64_t head(int64_t tokens) const {
+    const int64_t rows = std::min(tokens, logit_rows(a_.vocab));
+    return 2 * rows * a_.vocab * wide_ + 2 * tokens * a_.hidden * size_;
+  }
+
+ private:
+  int64_t queries() const { return a_.heads * a_.head_dim; }
+  int64_t keys() const { return a_.kv_heads * a_.head_dim; }
+
+  const core::model::Architecture& a_;
+  int64_t size_, wide_;
+};
+
+// Follows the sweep, with bytes instead of tensors.
+class Walk {
+ public:
+  Walk(const TokenCosts& costs, const LongstrawConfig& config, const std::unordered_set<const Node*>& keep)
+      : costs_(costs), config_(config), keep_(keep) {}
+
+  void visit(const Node& node) {
+    const auto tokens = static_cast<int64_t>(node.tokens.size());
+    const bool kept = keep_.contains(&node);
+    const int64_t graph = tokens * costs_.graph(!node.loss.empty());
+    if (tokens > 0) {
+      if (kept) kept_ += graph;
+      top_kept_ = std::max(top_kept_, kept_);
+      touch(tokens * costs_.forward_working());
+    }
+    replay(node);
+    for (const auto& child : node.children) visit(*child);
+    if (node.carries_gradient) {
+      const int64_t head = node.loss.empty() ? 0 : costs_.head(tokens);
+      touch((kept ? 0 : graph) + std::max(head, tokens * costs_.backward_working()));
+      if (kept) kept_ -= graph;
+    }
+  }
+
+  int64_t peak() const { return peak_; }
+  int64_t top_kept() const { return top_kept_; }
+
+ private:
+  void replay(const Node& node) {
+    const auto count = static_cast<int64_t>(node.branches.size());
+    for (int64_t first = 0; first < count; first += config_.replay_batch) {
+      int64_t tokens = 0;
+      for (int64_t i = first; i < std::min(first + config_.replay_batch, count); ++i) {
+        tokens += static_cast<int64_t>(node.branches[i].tokens.size());
+      }
+      touch(tokens * costs_.graph(true) + std::max(costs_.head(tokens), tokens * costs_.backward_working()));
+    }
+  }
+  void touch(int64_t working) { peak_ = std::max(peak_, kept_ + working); }
+
+  const TokenCosts& costs_;
+  const LongstrawConfig& config_;
+  const std::unordered_set<const Node*>& keep_;
+  int64_t kept_ = 0, top_kept_ = 0, peak_ = 0;
+};
+
+void gradient_nodes_in_capture_order(const Node& node, std::vector<const Node*>& nodes) {
+  if (node.carries_gradient) nodes.push_back(&node);
+  for (const auto& child : node.children) gradient_nodes_in_capture_order(*child, nodes);
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const core::model::Architecture& architecture, c10::ScalarType dtype, int64_t parameters,
+                       const TokenTree& tree, const LongstrawConfig& config) {
+  const TokenCosts costs(architecture, dtype);
+  MemoryPlan plan;
+  plan.gradients = parameters * static_cast<int64_t>(c10::elementSize(core::device::accumulation_dtype(dtype)));
+  plan.state = tree.state_tokens * costs.state();
+  plan.adjoint = (tree.state_tokens - tree.adjoint_begin) * costs.adjoint();
+  const int64_t fixed = plan.gradients + plan.state + plan.adjoint;
+
+  std::vector<const Node*> nodes;
+  gradient_nodes_in_capture_order(*tree.root, nodes);
+  const auto with_last_kept = [&](size_t count) {
+    MemoryPlan candidate = plan;
+    candidate.keep = {nodes.end() - static_cast<std::ptrdiff_t>(count), nodes.end()};
+    Walk walk(costs, config, candidate.keep);
+    walk.visit(*tree.root);
+    candidate.kept_graphs = walk.top_kept();
+    candidate.peak = fixed + walk.peak();
+    candidate.working = walk.peak() - walk.top_kept();
+    return candidate;
+  };
+  // Largest count of kept graphs within the budget; the peak never falls when more are kept.
+  size_t low = 0, high = nodes.size();
+  while (low < high) {
+    const size_t middle = (low + high + 1) / 2;
+    if (with_last_kept(middle).peak <= static_cast<int64_t>(config.memory_budget.count)) low = middle; else high = middle - 1;
+  }
+  return with_last_kept(low);
+}
+
+}  // namespace longstraw

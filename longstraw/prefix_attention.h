@@ -1,0 +1,36 @@
+#pragma once
+// Attention of tokens run together over what came before all of them (the past, in a prompt state) and over
+// themselves. The tokens are spans: each span is one causal chain that sees the past and itself, never another span,
+// so several responses can be replayed at once.
+
+#include "longstraw/prompt_state.h"
+
+#include "core/model/execution.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace longstraw {
+
+// Rows [begin, end) of the tokens run together; row r stands at position past_tokens + (r - begin).
+struct Span {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+struct Past {
+  const PromptState* state = nullptr;
+  int64_t tokens = 0;        // positions 0 … tokens-1 of the state are visible
+  int64_t adjoint_from = 0;  // of these, positions >= adjoint_from want their adjoint added to; none if >= tokens
+};
+
+// query [S, H, d], key and value [S, G, d] -> [S, H, d]. The gradient of query, key and value goes through autograd;
+// that of the past is added to the state's adjoint when the backward pass runs, and is not computed for positions
+// that want none. The past must hold the same bits at the backward pass as at the forward pass.
+at::Tensor prefix_attention(const core::model::AttentionSpec& spec, const at::Tensor& query_SHd,
+                            const at::Tensor& key_SGd, const at::Tensor& value_SGd, const std::vector<Span>& spans,
+                            const Past& past);
+
+}  // namespace longstraw

@@ -1,0 +1,85 @@
+#include "longstraw/prompt_state.h"
+
+#include "core/base/errors.h"
+#include "core/device/device.h"
+
+#include <ATen/ATen.h>
+
+namespace longstraw {
+namespace {
+
+// Grows with every in-place change of any weight.
+uint64_t weights_version(const core::model::Decoder& decoder) {
+  uint64_t version = 0;
+  for (const auto& parameter : decoder.parameters()) version += parameter->value._version();
+  return version;
+}
+
+int64_t bytes(const at::Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.element_size()); }
+
+}  // namespace
+
+PromptState::PromptState(const core::model::Decoder& decoder, int64_t capacity, int64_t adjoint_begin)
+    : capacity_(capacity), adjoint_begin_(std::min(adjoint_begin, capacity)), weights_version_(weights_version(decoder)) {
+  const auto& architecture = decoder.architecture();
+  const auto state = at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
+  const auto adjoint = state.dtype(core::device::accumulation_dtype(decoder.dtype()));
+  for (int64_t n = 0; n < decoder.layers(); ++n) {
+    const std::array<int64_t, 3> shape{architecture.kv_heads, capacity_, architecture.head_dim};
+    const std::array<int64_t, 3> adjoint_shape{architecture.kv_heads, capacity_ - adjoint_begin_, architecture.head_dim};
+    layers_.push_back({at::empty(shape, state), at::empty(shape, state), at::empty(adjoint_shape, adjoint),
+                       at::empty(adjoint_shape, adjoint)});
+  }
+}
+
+at::Tensor PromptState::keys(int64_t layer, int64_t begin, int64_t count) const {
+  return layers_[layer].keys.narrow(1, begin, count);
+}
+at::Tensor PromptState::values(int64_t layer, int64_t begin, int64_t count) const {
+  return layers_[layer].values.narrow(1, begin, count);
+}
+at::Tensor PromptState::key_adjoint(int64_t layer, int64_t begin, int64_t count) const {
+  return layers_[layer].key_adjoint.narrow(1, begin - adjoint_begin_, count);
+}
+at::Tensor PromptState::value_adjoint(int64_t layer, int64_t begin, int64_t count) const {
+  return layers_[layer].value_adjoint.narrow(1, begin - adjoint_begin_, count);
+}
+
+void PromptState::write(int64_t layer, int64_t begin, const at::Tensor& key_SGd, const at::Tensor& value_SGd) {
+  at::NoGradGuard no_grad;
+  keys(layer, begin, key_SGd.size(0)).copy_(key_SGd.transpose(0, 1));
+  values(layer, begin, value_SGd.size(0)).copy_(value_SGd.transpose(0, 1));
+}
+
+bool PromptState::holds(int64_t layer, int64_t begin, const at::Tensor& key_SGd, const at::Tensor& value_SGd) const {
+  return at::equal(keys(layer, begin, key_SGd.size(0)), key_SGd.detach().transpose(0, 1)) &&
+         at::equal(values(layer, begin, value_SGd.size(0)), value_SGd.detach().transpose(0, 1));
+}
+
+void PromptState::zero_adjoint(int64_t begin, int64_t count) {
+  for (int64_t n = 0; n < static_cast<int64_t>(layers_.size()); ++n) {
+    key_adjoint(n, begin, count).zero_();
+    value_adjoint(n, begin, count).zero_();
+  }
+}
+
+void PromptState::check_weights(const core::model::Decoder& decoder) const {
+  if (weights_version(decoder) != weights_version_) {
+    throw ConfigError("the prompt state was made by other weights than the model has now: capture the prompt again after "
+                      "an optimizer step");
+  }
+}
+
+int64_t PromptState::state_bytes() const {
+  int64_t sum = 0;
+  for (const auto& layer : layers_) sum += bytes(layer.keys) + bytes(layer.values);
+  return sum;
+}
+
+int64_t PromptState::adjoint_bytes() const {
+  int64_t sum = 0;
+  for (const auto& layer : layers_) sum += bytes(layer.key_adjoint) + bytes(layer.value_adjoint);
+  return sum;
+}
+
+}  // namespace longstraw

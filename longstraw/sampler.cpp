@@ -1,0 +1,160 @@
+#include "longstraw/sampler.h"
+
+#include "longstraw/attention_block.h"
+#include "longstraw/prompt_state.h"
+#include "longstraw/segment_execution.h"
+
+#include "core/device/device.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <algorithm>
+
+namespace longstraw {
+namespace {
+
+using core::model::AttentionSpec;
+using core::model::Decoder;
+
+// One new token of each of B responses: over the shared prompt state and over the response's own earlier tokens.
+class DecodeExecution final : public core::model::Execution {
+ public:
+  DecodeExecution(const Decoder& decoder, const PromptState& past, int64_t past_tokens, int64_t members, int64_t capacity)
+      : past_(past), past_tokens_(past_tokens) {
+    const auto& a = decoder.architecture();
+    const auto options = at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
+    for (int64_t n = 0; n < decoder.layers(); ++n) {
+      keys_.push_back(at::empty({members, a.kv_heads, capacity, a.head_dim}, options));
+      values_.push_back(at::empty({members, a.kv_heads, capacity, a.head_dim}, options));
+    }
+  }
+
+  at::Tensor attention(const AttentionSpec& spec, const at::Tensor& query_BHd, const at::Tensor& key_BGd,
+                       const at::Tensor& value_BGd) override {
+    keep_keys_values(spec, key_BGd, value_BGd);
+    const int64_t own = tokens_ + 1, position = past_tokens_ + tokens_;
+    const int64_t first = spec.window ? std::max<int64_t>(0, position - *spec.window + 1) : 0;
+    PartialAttention merged;
+    if (first < past_tokens_) {
+      merged = attend_block(query_BHd.transpose(0, 1), past_.keys(spec.layer, first, past_tokens_ - first),
+                            past_.values(spec.layer, first, past_tokens_ - first), spec.scale, {});
+    }
+    const int64_t own_first = std::max<int64_t>(0, first - past_tokens_);
+    merge_partial(merged, attend_own(spec, query_BHd, own_first, own - own_first));
+    return merged.out_HTd.to(query_BHd.scalar_type()).transpose(0, 1);
+  }
+
+  void keep_keys_values(const AttentionSpec& spec, const at::Tensor& key_BGd, const at::Tensor& value_BGd) override {
+    keys_[spec.layer].select(2, tokens_).copy_(key_BGd);
+    values_[spec.layer].select(2, tokens_).copy_(value_BGd);
+  }
+
+  void next_token() { ++tokens_; }
+
+ private:
+  // Each member over its own tokens: members are a batch here, not rows.
+  PartialAttention attend_own(const AttentionSpec& spec, const at::Tensor& query_BHd, int64_t first, int64_t count) const {
+    const int64_t members = query_BHd.size(0), heads = query_BHd.size(1), d = query_BHd.size(2);
+    const at::Tensor keys = keys_[spec.layer].narrow(2, first, count), values = values_[spec.layer].narrow(2, first, count);
+    const int64_t groups = keys.size(1);
+    const auto wide = core::device::accumulation_dtype(query_BHd.scalar_type());
+    const at::Tensor query = query_BHd.view({members, groups, heads / groups, d});
+    const at::Tensor scores = at::matmul(query, keys.transpose(2, 3)).to(wide).mul_(spec.scale);
+    const at::Tensor lse = at::logsumexp(scores, {3}, /*keepdim=*/true);
+    const at::Tensor out = at::matmul(at::exp(scores - lse).to(values.scalar_type()), values).to(wide);
+    return {out.view({members, heads, d}).transpose(0, 1), lse.view({members, heads}).transpose(0, 1)};
+  }
+
+  const PromptState& past_;
+  int64_t past_tokens_;
+  int64_t tokens_ = 0;  // own tokens of each member before this one
+  std::vector<at::Tensor> keys_, values_;  // by layer, [B, G, capacity, d]
+};
+
+// Keeps the k likeliest, then the likeliest that hold a share p of what is left; the others become -inf.
+at::Tensor filtered(const at::Tensor& logits_BV, int64_t top_k, double top_p) {
+  at::Tensor logits = logits_BV;
+  if (top_k > 0 && top_k < logits.size(1)) {
+    const at::Tensor least = std::get<0>(logits.topk(top_k, 1)).narrow(1, top_k - 1, 1);
+    logits = logits.masked_fill(logits.lt(least), -INFINITY);
+  }
+  if (top_p < 1.0) {
+    const auto [sorted, index] = logits.sort(/*stable=*/true, 1, /*descending=*/true);
+    const at::Tensor probabilities = at::softmax(sorted, 1);
+    const at::Tensor before = probabilities.cumsum(1) - probabilities;
+    logits = at::empty_like(logits).scatter_(1, index, sorted.masked_fill(before.ge(top_p), -INFINITY));
+  }
+  return logits;
+}
+
+void capture_prompt(const Decoder& decoder, const std::vector<int64_t>& ids, int64_t segment_tokens,
+                    core::model::SequenceLengths lengths, PromptState& state) {
+  const auto last = decoder.layers() - 1;
+  for (int64_t begin = 0; begin < state.capacity(); begin += segment_tokens) {
+    const int64_t count = std::min(segment_tokens, state.capacity() - begin);
+    SegmentExecution execution({.spans = {{0, count}},
+                                .past = {&state, begin, INT64_MAX},
+                                .state_use = SegmentExecution::StateUse::kWrite,
+                                .state = &state});
+    const auto longs = at::TensorOptions(at::kLong).device(decoder.device());
+    const auto where = decoder.positions(at::arange(begin, begin + count, longs), lengths);
+    const std::vector<int64_t> part(ids.begin() + begin, ids.begin() + begin + count);
+    at::Tensor hidden = decoder.embed(at::tensor(part, at::kLong).to(decoder.device()), execution);
+    for (int64_t n = 0; n < last; ++n) hidden = decoder.layer(n, hidden, where, execution);
+    decoder.layer_state(last, hidden, where, execution);
+  }
+}
+
+// Streams of one seed must not be shifted copies of each other: mix both (splitmix64).
+uint64_t mixed_seed(uint64_t seed, uint64_t stream) {
+  uint64_t z = seed + 0x9E3779B97F4A7C15ull * (stream + 1);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+
+}  // namespace
+
+std::vector<SampledResponse> sample_group(const Decoder& decoder, const std::vector<int64_t>& prompt_ids, uint64_t stream,
+                                          const SamplerOptions& options) {
+  const at::NoGradGuard no_grad;
+  const auto& rollout = options.rollout;
+  const int64_t members = rollout.num_generations, prompt = static_cast<int64_t>(prompt_ids.size());
+  const core::model::SequenceLengths lengths{prompt + 1, prompt + rollout.max_completion_length};
+  PromptState state(decoder, prompt - 1, prompt - 1);
+  capture_prompt(decoder, prompt_ids, options.segment_tokens, lengths, state);
+
+  DecodeExecution execution(decoder, state, prompt - 1, members, rollout.max_completion_length);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(mixed_seed(rollout.seed, stream));
+  const auto wide = core::device::accumulation_dtype(decoder.dtype());
+  std::vector<SampledResponse> responses(members);
+  std::vector<bool> done(members, false);
+  at::Tensor ids = at::full({members}, prompt_ids.back(), at::kLong);
+  for (int64_t t = 0; t < rollout.max_completion_length; ++t) {
+    const auto where = decoder.positions(at::full({members}, prompt - 1 + t, at::TensorOptions(at::kLong).device(decoder.device())), lengths);
+    at::Tensor hidden = decoder.embed(ids.to(decoder.device()), execution);
+    for (int64_t n = 0; n < decoder.layers(); ++n) hidden = decoder.layer(n, hidden, where, execution);
+    execution.next_token();
+    const at::Tensor logits = at::mm(decoder.final_norm(hidden, execution), decoder.output_weight().value.detach().t())
+                                  .to(at::kCPU, wide).div_(rollout.temperature);
+    const at::Tensor choice = at::multinomial(at::softmax(filtered(logits, rollout.top_k, rollout.top_p), 1).to(at::kDouble), 1,
+                                              /*replacement=*/true, generator);
+    const at::Tensor logprobs = at::log_softmax(logits, 1).gather(1, choice).to(at::kDouble);
+    ids = choice.squeeze(1);
+    bool all_done = true;
+    for (int64_t b = 0; b < members; ++b) {
+      if (done[b]) continue;
+      const auto id = ids[b].item<int64_t>();
+      responses[b].completion_ids.push_back(id);
+      responses[b].sampling_logprobs.push_back(logprobs[b][0].item<double>());
+      done[b] = std::count(options.stop_token_ids.begin(), options.stop_token_ids.end(), id) > 0;
+      all_done = all_done && done[b];
+    }
+    if (options.progress) options.progress(t + 1);
+    if (all_done) break;
+  }
+  return responses;
+}
+
+}  // namespace longstraw

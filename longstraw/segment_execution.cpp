@@ -1,0 +1,110 @@
+#include "longstraw/segment_execution.h"
+
+#include "longstraw/autograd_node.h"
+
+#include "core/device/device.h"
+
+#include <ATen/ATen.h>
+
+namespace longstraw {
+
+using core::model::AttentionSpec;
+using core::model::Parameter;
+using core::model::RotaryTable;
+
+at::Tensor SegmentExecution::embedding(const at::Tensor& ids_S, const Parameter& weight_VD) {
+  GradientStore* gradients = options_.gradients;
+  const Parameter* weight = &weight_VD;
+  at::Tensor rows = at::embedding(weight_VD.value.detach(), ids_S);
+  // The weight is an input only so that a graph begins here: its gradient goes into the store, not to autograd.
+  return differentiable(rows, {weight_VD.value}, [=](const at::Tensor& grad) -> std::vector<at::Tensor> {
+    if (gradients->wants(*weight)) {
+      at::Tensor& sum = gradients->of(*weight);
+      sum.index_add_(0, ids_S, grad.to(sum.scalar_type()));
+    }
+    return {{}};
+  });
+}
+
+at::Tensor SegmentExecution::linear(const at::Tensor& x, const Parameter& weight_OI, const Parameter* bias_O) {
+  GradientStore* gradients = options_.gradients;
+  const Parameter* weight = &weight_OI;
+  const at::Tensor input = x.detach();
+  const at::Tensor bias = bias_O != nullptr ? bias_O->value.detach() : at::Tensor();
+  at::Tensor y = at::linear(input, weight_OI.value.detach(), bias.defined() ? std::optional(bias) : std::nullopt);
+  return differentiable(y, {x}, [=](const at::Tensor& grad) -> std::vector<at::Tensor> {
+    const at::Tensor grad_SO = grad.reshape({-1, grad.size(-1)});
+    if (gradients->wants(*weight)) gradients->add_outer(*weight, grad_SO, input.reshape({-1, input.size(-1)}));
+    if (bias_O != nullptr && gradients->wants(*bias_O)) gradients->add_rows(*bias_O, grad_SO);
+    return {at::matmul(grad, weight->value.detach())};
+  });
+}
+
+at::Tensor SegmentExecution::rms_norm(const at::Tensor& x, const Parameter& weight, double eps) {
+  GradientStore* gradients = options_.gradients;
+  const Parameter* scale = &weight;
+  const auto wide = core::device::accumulation_dtype(x.scalar_type());
+  const at::Tensor input = x.detach();
+  const at::Tensor x_wide = input.to(wide);
+  const at::Tensor rstd = at::linalg_vector_norm(x_wide, 2, {-1}, /*keepdim=*/true).square_().div_(x.size(-1)).add_(eps).rsqrt_();
+  at::Tensor y = at::mul(x_wide, rstd).to(x.scalar_type());
+  y = y.mul_(weight.value.detach());
+  return differentiable(y, {x}, [=](const at::Tensor& grad) -> std::vector<at::Tensor> {
+    const at::Tensor normed = at::mul(input.to(wide), rstd);
+    if (gradients->wants(*scale)) gradients->add_rows(*scale, grad.to(wide) * normed);
+    const at::Tensor g = at::mul(grad, scale->value.detach()).to(wide);
+    const at::Tensor along = at::mul(g, normed).mean(-1, /*keepdim=*/true);
+    return {at::addcmul(g, normed, along, -1).mul_(rstd).to(grad.scalar_type())};
+  });
+}
+
+at::Tensor SegmentExecution::swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  const at::Tensor g = gate.detach(), u = up.detach();
+  return differentiable(at::silu(g).mul_(u), {gate, up}, [=](const at::Tensor& grad) -> std::vector<at::Tensor> {
+    return {at::silu_backward(at::mul(grad, u), g), at::silu(g).mul_(grad)};
+  });
+}
+
+namespace {
+
+// Both halves of the table are equal, so the rotation's transpose is the rotation by minus the angle.
+at::Tensor rotated(const at::Tensor& x_Shd, const RotaryTable& table, bool backwards) {
+  const int64_t r = table.cos_Sr.size(-1), half = r / 2;
+  const at::Tensor cos = table.cos_Sr.narrow(-1, 0, half).unsqueeze(1), sin = table.sin_Sr.narrow(-1, 0, half).unsqueeze(1);
+  const double sign = backwards ? -1.0 : 1.0;
+  const at::Tensor first = x_Shd.narrow(-1, 0, half), second = x_Shd.narrow(-1, half, half);
+  at::Tensor y = at::empty(x_Shd.sizes(), x_Shd.options());
+  at::Tensor y_first = y.narrow(-1, 0, half), y_second = y.narrow(-1, half, half);
+  at::mul_out(y_first, first, cos);
+  y_first.addcmul_(second, sin, -sign);
+  at::mul_out(y_second, second, cos);
+  y_second.addcmul_(first, sin, sign);
+  if (r < x_Shd.size(-1)) y.narrow(-1, r, x_Shd.size(-1) - r).copy_(x_Shd.narrow(-1, r, x_Shd.size(-1) - r));
+  return y;
+}
+
+}  // namespace
+
+at::Tensor SegmentExecution::rotate(const at::Tensor& x_Shd, const RotaryTable& table) {
+  return differentiable(rotated(x_Shd.detach(), table, false), {x_Shd},
+                        [table](const at::Tensor& grad) -> std::vector<at::Tensor> { return {rotated(grad, table, true)}; });
+}
+
+at::Tensor SegmentExecution::attention(const AttentionSpec& spec, const at::Tensor& query_SHd, const at::Tensor& key_SGd,
+                                       const at::Tensor& value_SGd) {
+  keep_keys_values(spec, key_SGd, value_SGd);
+  return prefix_attention(spec, query_SHd, key_SGd, value_SGd, options_.spans, options_.past);
+}
+
+void SegmentExecution::keep_keys_values(const AttentionSpec& spec, const at::Tensor& key_SGd, const at::Tensor& value_SGd) {
+  if (options_.state_use == StateUse::kLeave) return;
+  const int64_t begin = options_.past.tokens;
+  if (options_.state_use == StateUse::kWrite) {
+    options_.state->write(spec.layer, begin, key_SGd, value_SGd);
+  } else if (!options_.state->holds(spec.layer, begin, key_SGd, value_SGd)) {
+    ++mismatches_;
+  }
+  if (key_SGd.requires_grad()) own_state_.push_back({spec.layer, key_SGd, value_SGd});
+}
+
+}  // namespace longstraw

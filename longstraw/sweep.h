@@ -1,0 +1,47 @@
+#pragma once
+// The one algorithm of LongStraw. Over a token tree (token_tree.h), depth first:
+//
+//   visit(node):
+//     capture the node's keys and values into the prompt state        (without a graph, unless the plan keeps it)
+//     replay the node's branches, a few responses at a time           (their gradients and adjoints are added)
+//     visit the children
+//     if gradients reach the node: run it again with a graph, attach its adjoint (and its loss), go backward
+//
+// Peak memory is the state and adjoint of one path and one segment's graph: it does not depend on the number of
+// responses. "Exact" is exact for the graph as it is; recomputed keys and values are compared with the captured ones bit
+// for bit, and differences are counted.
+
+#include "longstraw/gradient_store.h"
+#include "longstraw/memory_plan.h"
+#include "longstraw/objective.h"
+#include "longstraw/token_tree.h"
+
+#include "core/model/decoder.h"
+
+#include <functional>
+#include <vector>
+
+namespace longstraw {
+
+struct SweepResult {
+  double policy = 0.0;
+  double kl = 0.0;
+  std::vector<std::vector<std::vector<double>>> logprobs;  // [prompt][member][token]
+  double capture_seconds = 0.0, replay_seconds = 0.0, sweep_seconds = 0.0;
+  int64_t recompute_mismatches = 0;  // layers of segments whose recomputed state differed from the captured bits
+  int64_t captured_tokens = 0, replayed_tokens = 0, recomputed_tokens = 0, kept_tokens = 0;
+};
+
+struct SweepOptions {
+  int64_t replay_batch = 1;
+  core::model::SequenceLengths lengths;
+  // Called after each capture, replay and backward with the tokens run so far.
+  std::function<void(const char* phase, int64_t tokens)> progress;
+};
+
+// Adds the gradient of `objective` over `tree` to `gradients`. Log-probs come back for every token of `batch`.
+SweepResult sweep(const core::model::Decoder& decoder, const core::data::Batch& batch, const TokenTree& tree,
+                  const TokenObjective& objective, const MemoryPlan& plan, const SweepOptions& options,
+                  GradientStore& gradients);
+
+}  // namespace longstraw

@@ -1,0 +1,36 @@
+#pragma once
+// One optimizer step's gradient by capture, replay and sweep.
+
+#include "longstraw/config.h"
+#include "longstraw/objective.h"
+
+#include "core/data/rollouts.h"
+#include "core/model/decoder.h"
+#include "core/model/step_gradient.h"
+
+#include <functional>
+
+namespace longstraw {
+
+struct TrainerOptions {
+  LongstrawConfig longstraw;
+  core::objective::ObjectiveConfig objective;
+  double temperature = 1.0;
+  int64_t max_completion_length = 64;  // of dr_grpo's denominator
+  std::function<void(const char* phase, int64_t tokens)> progress;
+};
+
+// The GRPO gradient of `batch`. Seconds: capture, replay, sweep, total. Bytes: peak_bytes (measured, above the weights),
+// planned_peak_bytes and the plan's categories. Facts: tree and recompute counts; recompute_mismatches is 0 in a run
+// that repeated its captured state bit for bit.
+core::model::StepGradient longstraw_gradient(const core::model::Decoder& decoder, const core::data::Batch& batch,
+                                             const TrainerOptions& options);
+
+// The same for any objective that is a sum over tokens.
+core::model::StepGradient longstraw_gradient(const core::model::Decoder& decoder, const core::data::Batch& batch,
+                                             const TokenObjective& objective, const TrainerOptions& options);
+
+// Shortest and longest prompt with response.
+core::model::SequenceLengths sequence_lengths(const core::data::Batch& batch);
+
+}  // namespace longstraw
