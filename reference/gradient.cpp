@@ -1,0 +1,194 @@
+#include "reference/gradient.h"
+
+#include "core/base/errors.h"
+#include "core/device/device.h"
+#include "core/device/memory_meter.h"
+#include "reference/objective.h"
+#include "reference/whole_sequence.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+namespace longstraw::reference {
+
+using core::data::Batch;
+using core::data::PromptGroup;
+using core::data::Response;
+using core::model::Decoder;
+using core::model::SequenceLengths;
+using core::model::StepGradient;
+
+namespace {
+
+// One response's loss from its log-probs: its parts by name; the loss is their sum.
+using LossParts = std::vector<std::pair<std::string, at::Tensor>>;
+using ResponseLoss = std::function<LossParts(size_t prompt, size_t member, const at::Tensor& logprobs_R)>;
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(at::Device device) : device_(device), start_(now()) {}
+  double seconds() const { return std::chrono::duration<double>(now() - start_).count(); }
+
+ private:
+  std::chrono::steady_clock::time_point now() const {
+    if (!device_.is_cpu()) {
+      const c10::impl::VirtualGuardImpl guard(device_.type());
+      guard.synchronizeDevice(device_.has_index() ? device_.index() : guard.getDevice().index());
+    }
+    return std::chrono::steady_clock::now();
+  }
+  at::Device device_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+void check_ids(const std::vector<int64_t>& ids, int64_t vocab, const std::string& what) {
+  if (ids.empty()) throw FormatError(what + ": empty, wanted at least one token");
+  const auto outside = std::find_if(ids.begin(), ids.end(), [&](int64_t id) { return id < 0 || id >= vocab; });
+  if (outside != ids.end()) {
+    throw FormatError(fmt::format("{}: id {} at {}, wanted 0 to {} (the model's vocabulary)", what, *outside,
+                                  outside - ids.begin(), vocab - 1));
+  }
+}
+
+SequenceLengths checked_lengths(const Decoder& decoder, const Batch& batch) {
+  SequenceLengths lengths{std::numeric_limits<int64_t>::max(), 0};
+  const int64_t vocab = decoder.architecture().vocab;
+  for (const PromptGroup& group : batch) {
+    check_ids(group.prompt_ids, vocab, fmt::format("prompt {}", group.prompt_id));
+    for (size_t member = 0; member < group.responses.size(); ++member) {
+      const auto& ids = group.responses[member].completion_ids;
+      check_ids(ids, vocab, fmt::format("prompt {} response {}", group.prompt_id, member));
+      const auto length = int64_t(group.prompt_ids.size() + ids.size());
+      lengths.shortest = std::min(lengths.shortest, length);
+      lengths.longest = std::max(lengths.longest, length);
+    }
+  }
+  return lengths;
+}
+
+at::Tensor id_tensor(std::span<const int64_t> ids, at::Device device) {
+  return at::tensor(at::ArrayRef<int64_t>(ids.data(), ids.size()), at::kLong).to(device);
+}
+
+at::Tensor response_logprobs(const at::Tensor& logits_RV, const at::Tensor& ids_R, double temperature) {
+  const at::Tensor scaled_RV = logits_RV.to(core::device::accumulation_dtype(logits_RV.scalar_type())) / temperature;
+  return at::log_softmax(scaled_RV, -1).gather(-1, ids_R.unsqueeze(1)).squeeze(1);
+}
+
+class Trainer {
+ public:
+  Trainer(const Decoder& decoder, const Batch& batch, const RunOptions& options, double temperature)
+      : decoder_(decoder), batch_(batch), options_(options), temperature_(temperature), lengths_(checked_lengths(decoder, batch)) {}
+
+  StepGradient run(const ResponseLoss& response_loss) {
+    const core::device::MemoryMeter meter(decoder_.device());
+    const int64_t alive_before = meter.live_bytes();
+    meter.reset_peak();
+    const Stopwatch total(decoder_.device());
+    const at::ScalarType dtype = core::device::accumulation_dtype(decoder_.dtype());
+    for (const auto& parameter : decoder_.parameters()) {
+      weights_.push_back(parameter->value);
+      result_.gradients.push_back(at::zeros(parameter->value.sizes(), parameter->value.options().dtype(dtype).requires_grad(false)));
+    }
+    for (size_t prompt = 0; prompt < batch_.size(); ++prompt) {
+      result_.logprobs.emplace_back();
+      for (size_t member = 0; member < batch_[prompt].responses.size(); ++member) one_response(prompt, member, response_loss);
+    }
+    result_.seconds["total"] = total.seconds();
+    result_.bytes["peak_bytes"] = meter.peak_bytes() - alive_before;
+    return std::move(result_);
+  }
+
+ private:
+  void one_response(size_t prompt, size_t member, const ResponseLoss& response_loss) {
+    const PromptGroup& group = batch_[prompt];
+    const std::vector<int64_t>& completion = group.responses[member].completion_ids;
+    const at::AutoGradMode graph(true);
+
+    const Stopwatch forward(decoder_.device());
+    const at::Tensor logits_RV = response_logits(decoder_, group.prompt_ids, completion, lengths_, options_);
+    const at::Tensor logprobs_R = response_logprobs(logits_RV, id_tensor(completion, decoder_.device()), temperature_);
+    at::Tensor loss;
+    for (const auto& [name, part] : response_loss(prompt, member, logprobs_R)) {
+      loss = loss.defined() ? loss + part : part;
+      result_.loss_parts[name] += part.item<double>();
+    }
+    result_.loss += loss.item<double>();
+    const at::Tensor kept_R = logprobs_R.detach().to(at::kCPU, at::kDouble);
+    result_.logprobs.back().emplace_back(kept_R.data_ptr<double>(), kept_R.data_ptr<double>() + kept_R.numel());
+    result_.seconds["forward"] += forward.seconds();
+
+    const Stopwatch backward(decoder_.device());
+    // Not .backward(): it would sum bfloat16 weights' gradients over responses in bfloat16.
+    const auto gradients = torch::autograd::grad({loss}, weights_, {}, std::nullopt, false, /*allow_unused=*/true);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].defined()) result_.gradients[i].add_(gradients[i]);
+    }
+    result_.seconds["backward"] += backward.seconds();
+    result_.facts["responses"] += 1;
+    result_.facts["tokens"] += double(group.prompt_ids.size() + completion.size());
+  }
+
+  const Decoder& decoder_;
+  const Batch& batch_;
+  RunOptions options_;
+  double temperature_;
+  SequenceLengths lengths_;
+  std::vector<at::Tensor> weights_;
+  StepGradient result_;
+};
+
+}  // namespace
+
+at::Tensor response_logits(const Decoder& decoder, std::span<const int64_t> prompt_ids, std::span<const int64_t> completion_ids,
+                           SequenceLengths lengths, const RunOptions& options) {
+  const auto prompt_tokens = int64_t(prompt_ids.size());
+  const auto response_tokens = int64_t(completion_ids.size());
+  const int64_t state_tokens = prompt_tokens - 1;
+  const int64_t cut = options.tail_tokens ? std::max<int64_t>(0, state_tokens - *options.tail_tokens) : 0;
+  WholeSequence execution(options.attention, cut);
+
+  const at::Tensor ids_S = at::cat({id_tensor(prompt_ids, decoder.device()), id_tensor(completion_ids, decoder.device())});
+  const auto where = decoder.positions(at::arange(ids_S.size(0), at::kLong), lengths);
+  at::Tensor hidden_SD = decoder.embed(ids_S, execution);
+  for (int64_t n = 0; n < decoder.layers(); ++n) hidden_SD = decoder.layer(n, hidden_SD, where, execution);
+
+  // The last prompt token predicts the first response token; the last response token predicts nothing.
+  const at::Tensor predicting_RD = hidden_SD.narrow(0, prompt_tokens - 1, response_tokens);
+  return execution.linear(decoder.final_norm(predicting_RD, execution), decoder.output_weight(), nullptr);
+}
+
+StepGradient reference_gradient(const Decoder& decoder, const Batch& batch, const ReferenceOptions& options) {
+  const BatchObjective objective(batch, options.objective, options.max_completion_length);
+  Trainer trainer(decoder, batch, options.run, options.temperature);
+  StepGradient step = trainer.run([&](size_t prompt, size_t member, const at::Tensor& logprobs_R) {
+    const auto share = objective.share(prompt, member, logprobs_R);
+    LossParts parts{{"policy", share.policy}};
+    if (share.kl.defined()) parts.emplace_back("kl", share.kl);
+    return parts;
+  });
+  step.advantages = objective.advantages();
+  return step;
+}
+
+StepGradient weighted_gradient(const Decoder& decoder, const Batch& batch, const TokenWeights& weights, const RunOptions& options,
+                               double temperature) {
+  Trainer trainer(decoder, batch, options, temperature);
+  return trainer.run([&](size_t prompt, size_t member, const at::Tensor& logprobs_R) {
+    const auto& row = weights.at(prompt).at(member);
+    if (int64_t(row.size()) != logprobs_R.numel()) {
+      throw ConfigError(fmt::format("prompt {} response {}: {} weights for {} tokens", batch[prompt].prompt_id, member, row.size(),
+                                    logprobs_R.numel()));
+    }
+    const at::Tensor weights_R = at::tensor(at::ArrayRef<double>(row), at::kDouble).to(logprobs_R.options());
+    return LossParts{{"weighted", -(weights_R * logprobs_R).sum()}};
+  });
+}
+
+}  // namespace longstraw::reference
