@@ -7,12 +7,15 @@
 
 add_library(longstraw_options INTERFACE)
 target_include_directories(longstraw_options INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_options(longstraw_options INTERFACE -Wall -Wextra -Wno-unused-parameter -ffp-contract=off)
+target_compile_options(longstraw_options INTERFACE -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers
+                       -ffp-contract=off)
 
 function(_longstraw_common target torch)
   target_link_libraries(${target} PUBLIC longstraw_options)
   if(torch)
     target_link_libraries(${target} PUBLIC longstraw::torch)
+    # A program would get -fPIE, and the compiler then refuses a header precompiled with -fPIC.
+    target_compile_options(${target} PRIVATE -fPIC)
     target_precompile_headers(${target} REUSE_FROM longstraw_torch_pch)
   endif()
 endfunction()
@@ -27,6 +30,9 @@ endfunction()
 function(longstraw_program name)
   cmake_parse_arguments(ARG "TORCH" "" "SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
+  # As the libraries are compiled, not -fPIE: otherwise the precompiled header does not fit.
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${name} PRIVATE -fPIC)
   target_link_libraries(${name} PRIVATE ${ARG_LINK})
   _longstraw_common(${name} ${ARG_TORCH})
 endfunction()

@@ -133,6 +133,7 @@ class Sweeper {
   void go_backward(const Node& node, std::optional<SegmentGraph> graph) {
     const PhaseTimer timer(result_.sweep_seconds, decoder_.device());
     const auto tokens = static_cast<int64_t>(node.tokens.size());
+    if (options_.before_backward) options_.before_backward(node, state_);
     if (!graph) {
       const at::AutoGradMode grad_mode(true);
       graph = run_node(node, StateUse::kVerify, /*with_output=*/!node.loss.empty());

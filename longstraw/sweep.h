@@ -14,6 +14,7 @@
 #include "longstraw/gradient_store.h"
 #include "longstraw/memory_plan.h"
 #include "longstraw/objective.h"
+#include "longstraw/prompt_state.h"
 #include "longstraw/token_tree.h"
 
 #include "core/model/decoder.h"
@@ -37,6 +38,8 @@ struct SweepOptions {
   core::model::SequenceLengths lengths;
   // Called after each capture, replay and backward with the tokens run so far.
   std::function<void(const char* phase, int64_t tokens)> progress;
+  // Called before a node's backward pass, when the adjoint of its own tokens is complete.
+  std::function<void(const Node&, const PromptState&)> before_backward;
 };
 
 // Adds the gradient of `objective` over `tree` to `gradients`. Log-probs come back for every token of `batch`.
