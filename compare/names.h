@@ -1,0 +1,22 @@
+#pragma once
+// What a parameter's name tells, for every family whose layers are called `model.layers.N.` or `backbone.layers.N.`
+// (also behind a prefix, as in `model.language_model.layers.N.`).
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace longstraw::compare {
+
+// 12 for "model.layers.12.self_attn.q_proj.weight"; nothing for "model.norm.weight".
+std::optional<std::int64_t> layer_of(const std::string& name);
+
+// The name without its layer and expert numbers: "self_attn.q_proj.weight", "mlp.experts.gate_proj.weight"; the whole name
+// outside the layers.
+std::string kind_of(const std::string& name);
+
+// What takes part in making the state that later tokens read: keys, values, latents, recurrent and convolution inputs, and
+// the norm before them. The other parameters of the last layer act on response tokens only, as far as the loss can tell.
+bool makes_state(const std::string& kind);
+
+}  // namespace longstraw::compare
