@@ -1,6 +1,7 @@
 #include "compare/diagnose.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -30,10 +31,9 @@ void Deviations::add(std::string name, std::string evidence, std::vector<std::st
 }
 
 std::string listed(const std::vector<std::string>& names, std::size_t most) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i == 0 ? "" : ", ") + names[i];
-  if (names.size() > most) text += fmt::format(" and {} more", names.size() - most);
-  return text;
+  const auto last = names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), most));
+  const std::string text = fmt::format("{}", fmt::join(names.begin(), last, ", "));
+  return names.size() <= most ? text : fmt::format("{} and {} more", text, names.size() - most);
 }
 
 std::vector<Finding> diagnose(const DiagnosisInput& input) {

@@ -88,10 +88,10 @@ void find_missing(Deviations& deviations) {
   const auto& measure = deviations.input().measure;
   if (!measure.only_in_reference.empty()) {
     deviations.add(name_of_absence(measure.only_in_reference, "missing_parameter"),
-                   "the candidate has no gradient of " + listed(measure.only_in_reference), measure.only_in_reference);
+                   fmt::format("the candidate has no gradient of {}", listed(measure.only_in_reference)), measure.only_in_reference);
   }
   if (!measure.only_in_candidate.empty()) {
-    deviations.add("additional_parameter", "the reference has no gradient of " + listed(measure.only_in_candidate),
+    deviations.add("additional_parameter", fmt::format("the reference has no gradient of {}", listed(measure.only_in_candidate)),
                    measure.only_in_candidate);
   }
   for (const auto& shape : measure.shapes) {
@@ -122,7 +122,7 @@ void find_zeroed(Deviations& deviations) {
   }
   const auto rest = take_zeroed_layers(deviations, by_layer, names);
   if (rest.empty()) return;
-  deviations.add(name_of_absence(rest, "zeroed_parameter"), "the gradient is zero, the reference's is not: " + listed(rest), rest);
+  deviations.add(name_of_absence(rest, "zeroed_parameter"), fmt::format("the gradient is zero, the reference's is not: {}", listed(rest)), rest);
 }
 
 void find_wrong_sign(Deviations& deviations) {
@@ -165,7 +165,7 @@ void find_constant_factor(Deviations& deviations) {
     const bool whole = group.names.size() == deviations.input().measure.parameters.size();
     deviations.add("constant_factor",
                    fmt::format("{} is {} times the reference's, with the same direction: {}",
-                               whole ? "the whole gradient" : "the gradient of " + listed(group.names),
+                               whole ? "the whole gradient" : fmt::format("the gradient of {}", listed(group.names)),
                                factor_name(group.factor, 10 * group.tolerance), factor_hint(group.factor)),
                    group.names);
   }

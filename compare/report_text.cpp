@@ -14,7 +14,8 @@ constexpr std::size_t kColumns = 100;
 
 // Keeps the end of a long name: it is what tells parameters apart.
 std::string shortened(const std::string& name) {
-  return name.size() <= kNameColumns ? name : "..." + name.substr(name.size() - kNameColumns + 3);
+  if (name.size() <= kNameColumns) return name;
+  return fmt::format("...{}", name.substr(name.size() - kNameColumns + 3));
 }
 
 std::string facts_text(const char* role, const RecordFacts& facts) {
@@ -48,7 +49,8 @@ std::string wrapped(const std::string& text, std::size_t indent) {
     const std::size_t end = std::min(text.find(' ', begin), text.size());
     const std::string word = text.substr(begin, end - begin);
     if (column > indent && column + 1 + word.size() > kColumns) {
-      out += "\n" + std::string(indent, ' ');
+      out += '\n';
+      out.append(indent, ' ');
       column = indent;
     } else if (column > indent) {
       out += ' ';
@@ -88,14 +90,14 @@ std::string parameters_text(const StepReport& step, bool all) {
 std::string step_text(const StepReport& step, const TextOptions& options) {
   const auto& floor = step.judgement.noise_floor;
   std::string text = fmt::format("\nstep {}\n", step.measure.step) + whole_text(step) + structure_text(step.measure);
-  text += "\n" + statistics_header("all") + statistics_row("whole model", step.measure.whole, floor);
-  text += "\n" + statistics_header("kind");
+  text += fmt::format("\n{}{}", statistics_header("all"), statistics_row("whole model", step.measure.whole, floor));
+  text += fmt::format("\n{}", statistics_header("kind"));
   for (const auto& [kind, s] : step.measure.by_kind) text += statistics_row(kind, s, floor);
-  if (!step.measure.by_layer.empty()) text += "\n" + statistics_header("layer");
+  if (!step.measure.by_layer.empty()) text += fmt::format("\n{}", statistics_header("layer"));
   for (const auto& [layer, s] : step.measure.by_layer) text += statistics_row(fmt::format("layer {}", layer), s, floor);
-  text += "\n" + parameters_text(step, options.all_parameters);
-  text += "\n" + checks_text(step.judgement);
-  if (!step.findings.empty()) text += "\n" + findings_text(step.findings);
+  text += fmt::format("\n{}", parameters_text(step, options.all_parameters));
+  text += fmt::format("\n{}", checks_text(step.judgement));
+  if (!step.findings.empty()) text += fmt::format("\n{}", findings_text(step.findings));
   return text;
 }
 

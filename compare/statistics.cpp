@@ -63,8 +63,10 @@ void add_element(PairStatistics& s, std::int64_t index, double b, double a) {
 // Whether sums of squares in double are safe: nothing non-finite, nothing whose square would overflow, and no chunk so
 // small that its squares would vanish.
 bool plain(const Values& a, const Values& b) {
-  const double largest = std::max(a.abs().maxCoeff<Eigen::PropagateNaN>(), b.abs().maxCoeff<Eigen::PropagateNaN>());
-  return largest == 0 || (largest > 1e-120 && largest < 1e140);
+  const double largest_a = a.abs().maxCoeff<Eigen::PropagateNaN>(), largest_b = b.abs().maxCoeff<Eigen::PropagateNaN>();
+  // A sum, unlike std::max, is NaN when either is.
+  const double either = largest_a + largest_b;
+  return either == 0 || (either > 1e-120 && either < 1e140);
 }
 
 void add_plain(PairStatistics& s, std::int64_t offset, const Values& b, const Values& a) {

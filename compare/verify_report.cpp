@@ -104,10 +104,10 @@ std::string arm_details(const ArmReport& arm) {
   const auto& floor = step.judgement.noise_floor;
   std::string text = fmt::format("\n{} against the reference\n\n", arm.name) + statistics_header("kind");
   for (const auto& [kind, s] : step.measure.by_kind) text += statistics_row(kind, s, floor);
-  if (!step.measure.by_layer.empty()) text += "\n" + statistics_header("layer");
+  if (!step.measure.by_layer.empty()) text += fmt::format("\n{}", statistics_header("layer"));
   for (const auto& [layer, s] : step.measure.by_layer) text += statistics_row(fmt::format("layer {}", layer), s, floor);
-  text += "\n" + checks_text(step.judgement);
-  if (!step.findings.empty()) text += "\n" + findings_text(step.findings);
+  text += fmt::format("\n{}", checks_text(step.judgement));
+  if (!step.findings.empty()) text += fmt::format("\n{}", findings_text(step.findings));
   return text;
 }
 
