@@ -8,7 +8,7 @@
 
 namespace longstraw::core::device {
 
-// Replaces LibTorch's CPU allocator by one that counts and that asks the kernel for large pages. Call once, first
+// Replaces LibTorch's CPU allocator by one that counts and that reuses large blocks. Call once, first
 // thing in main (tensors made before are not counted). Further calls do nothing.
 void install_counting_allocator();
 
