@@ -32,7 +32,8 @@ struct LongstrawConfig {
     using namespace core::config;
     using C = LongstrawConfig;
     return std::tuple{
-        field("prompt_gradient", &C::prompt_gradient, "how much of the prompt's gradient is kept: none, the last tail_tokens', all"),
+        field("prompt_gradient", &C::prompt_gradient,
+              "how much of the prompt's gradient is kept: none, the last tail_tokens', all"),
         field("tail_tokens", &C::tail_tokens, "last prompt tokens that keep their gradient under tail", at_least(0)),
         field("segment_tokens", &C::segment_tokens, "tokens run as one graph", at_least(1)),
         field("replay_batch", &C::replay_batch, "responses run together in one replay", at_least(1)),

@@ -30,8 +30,8 @@ AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path), target_
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
     file_ = ::open(target_.c_str(), O_WRONLY | O_CLOEXEC);
   } else {
-    temporary_ = target_.parent_path() /
-                 fmt::format(".{}.{}-{}.tmp", target_.filename().string(), ::getpid(), writers.fetch_add(1));
+    temporary_ =
+        target_.parent_path() / fmt::format(".{}.{}-{}.tmp", target_.filename().string(), ::getpid(), writers.fetch_add(1));
     file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   }
   if (file_ < 0) {

@@ -24,16 +24,12 @@ struct Sha256::State {
   std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context{EVP_MD_CTX_new(), EVP_MD_CTX_free};
 };
 
-Sha256::Sha256() : state_(std::make_unique<State>()) {
-  require(EVP_DigestInit_ex(state_->context.get(), EVP_sha256(), nullptr));
-}
+Sha256::Sha256() : state_(std::make_unique<State>()) { require(EVP_DigestInit_ex(state_->context.get(), EVP_sha256(), nullptr)); }
 Sha256::~Sha256() = default;
 Sha256::Sha256(Sha256&&) noexcept = default;
 Sha256& Sha256::operator=(Sha256&&) noexcept = default;
 
-void Sha256::update(const void* bytes, std::size_t count) {
-  require(EVP_DigestUpdate(state_->context.get(), bytes, count));
-}
+void Sha256::update(const void* bytes, std::size_t count) { require(EVP_DigestUpdate(state_->context.get(), bytes, count)); }
 
 std::string Sha256::hex() {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};

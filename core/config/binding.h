@@ -14,10 +14,10 @@ namespace longstraw::core::config {
 struct Binding {
   std::string name;
   std::string help;
-  std::vector<Binding> children;                      // of a section; empty for a single value
-  std::string wanted;                                 // of a single value: its type, range or names
-  std::function<Problem(const Value&)> read;          // sets the bound object's field
-  std::function<std::string()> write;                 // the bound object's field as YAML
+  std::vector<Binding> children;              // of a section; empty for a single value
+  std::string wanted;                         // of a single value: its type, range or names
+  std::function<Problem(const Value&)> read;  // sets the bound object's field
+  std::function<std::string()> write;         // the bound object's field as YAML
 
   bool is_section() const { return !read; }
 };
@@ -42,8 +42,9 @@ Binding bind_field(std::string_view name, std::string_view help, const Check& ch
 template <Section C>
 std::vector<Binding> bind(C& config) {
   std::vector<Binding> all;
-  std::apply([&](const auto&... field) { (all.push_back(bind_field(field.name, field.help, field.check, config.*field.member)), ...); },
-             C::fields());
+  std::apply(
+      [&](const auto&... field) { (all.push_back(bind_field(field.name, field.help, field.check, config.*field.member)), ...); },
+      C::fields());
   return all;
 }
 

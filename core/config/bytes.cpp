@@ -13,11 +13,21 @@ struct Unit {
   std::int64_t bytes;
 };
 constexpr std::array kUnits = {
-    Unit{"", 1},           Unit{"B", 1},
-    Unit{"kB", 1000},      Unit{"KB", 1000},           Unit{"MB", 1000'000},      Unit{"GB", 1000'000'000},
+    Unit{"", 1},
+    Unit{"B", 1},
+    Unit{"kB", 1000},
+    Unit{"KB", 1000},
+    Unit{"MB", 1000'000},
+    Unit{"GB", 1000'000'000},
     Unit{"TB", 1000'000'000'000},
-    Unit{"KiB", 1LL << 10}, Unit{"MiB", 1LL << 20},     Unit{"GiB", 1LL << 30},    Unit{"TiB", 1LL << 40},
-    Unit{"K", 1LL << 10},   Unit{"M", 1LL << 20},       Unit{"G", 1LL << 30},      Unit{"T", 1LL << 40},
+    Unit{"KiB", 1LL << 10},
+    Unit{"MiB", 1LL << 20},
+    Unit{"GiB", 1LL << 30},
+    Unit{"TiB", 1LL << 40},
+    Unit{"K", 1LL << 10},
+    Unit{"M", 1LL << 20},
+    Unit{"G", 1LL << 30},
+    Unit{"T", 1LL << 40},
 };
 
 std::string_view trimmed(std::string_view text) {
@@ -58,8 +68,7 @@ std::optional<Bytes> parse_bytes(std::string_view text) {
 }
 
 std::string to_string(Bytes bytes) {
-  constexpr std::array kBinary = {Unit{"TiB", 1LL << 40}, Unit{"GiB", 1LL << 30}, Unit{"MiB", 1LL << 20},
-                                  Unit{"KiB", 1LL << 10}};
+  constexpr std::array kBinary = {Unit{"TiB", 1LL << 40}, Unit{"GiB", 1LL << 30}, Unit{"MiB", 1LL << 20}, Unit{"KiB", 1LL << 10}};
   for (const Unit& unit : kBinary) {
     if (bytes.count != 0 && bytes.count % unit.bytes == 0) {
       return std::to_string(bytes.count / unit.bytes) + std::string(unit.name);

@@ -17,8 +17,6 @@ bool in_range(double value, const Check& check) {
   return (check.least_excluded ? value > check.least : value >= check.least) && value <= check.most;
 }
 
-std::string got_wanted(const Value& value, const std::string& wanted) {
-  return "got " + describe(value) + ", wanted " + wanted;
-}
+std::string got_wanted(const Value& value, const std::string& wanted) { return "got " + describe(value) + ", wanted " + wanted; }
 
 }  // namespace longstraw::core::config

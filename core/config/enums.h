@@ -21,7 +21,9 @@ template <class E>
 EnumName(E, const char*) -> EnumName<E>;
 
 template <class E>
-concept NamedEnum = requires(E value) { names_of(value).size(); };
+concept NamedEnum = requires(E value) {
+  names_of(value).size();
+};
 
 // The name of `value`; "?" for a value outside the table (a cast gone wrong).
 template <NamedEnum E>

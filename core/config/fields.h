@@ -62,6 +62,8 @@ constexpr Field<Struct, T> field(std::string_view name, T Struct::*member, std::
 }
 
 template <class T>
-concept Section = requires { T::fields(); };
+concept Section = requires {
+  T::fields();
+};
 
 }  // namespace longstraw::core::config

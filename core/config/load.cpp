@@ -8,9 +8,7 @@
 namespace longstraw::core::config {
 namespace {
 
-std::string joined(const std::string& section, const std::string& name) {
-  return section.empty() ? name : section + "." + name;
-}
+std::string joined(const std::string& section, const std::string& name) { return section.empty() ? name : section + "." + name; }
 
 void collect_keys(const std::vector<Binding>& bindings, const std::string& section, std::vector<std::string>& keys) {
   for (const Binding& binding : bindings) {
@@ -102,7 +100,9 @@ class Applier {
     std::vector<std::string> keys;
     collect_keys(bindings_, "", keys);
     const std::string section = key.substr(0, key.size() - last_part(key).size());
-    const auto is_sibling = [&](const std::string& known) { return known.size() - last_part(known).size() == section.size() && known.starts_with(section); };
+    const auto is_sibling = [&](const std::string& known) {
+      return known.size() - last_part(known).size() == section.size() && known.starts_with(section);
+    };
     std::vector<std::string> names, siblings;
     for (const std::string& known : keys) {
       names.push_back(last_part(known));

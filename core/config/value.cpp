@@ -32,19 +32,16 @@ class TreeBuilder : public YAML::EventHandler {
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
     throw Refused{"aliases (*name) are not supported", mark.line + 1};
   }
-  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                const std::string& text) override {
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, const std::string& text) override {
     Value value = leaf(Value::Kind::kScalar, mark, anchor);
     value.text = text;
     value.quoted = tag == "!" || tag == "tag:yaml.org,2002:str";
     add(std::move(value));
   }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
-                       YAML::EmitterStyle::value) override {
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
     open_.push_back(leaf(Value::Kind::kList, mark, anchor));
   }
-  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
-                  YAML::EmitterStyle::value) override {
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
     open_.push_back(leaf(Value::Kind::kMap, mark, anchor));
   }
   void OnSequenceEnd() override { close(); }
@@ -97,8 +94,7 @@ bool reads_as_itself(std::string_view text) {
   // Colons only after a letter at the start: 1:30 is a number in base 60 to YAML 1.1.
   const bool starts_with_letter = std::isalpha(static_cast<unsigned char>(text[0])) != 0;
   return (is_word(text[0]) || text.starts_with("./") || text.starts_with("..")) && text.back() != ':' &&
-         std::all_of(text.begin(), text.end(),
-                     [&](unsigned char c) { return is_plain(c) || (c == ':' && starts_with_letter); });
+         std::all_of(text.begin(), text.end(), [&](unsigned char c) { return is_plain(c) || (c == ':' && starts_with_letter); });
 }
 
 }  // namespace
@@ -131,7 +127,8 @@ std::string describe(const Value& value) {
   }
   std::string text = value.text.size() > kLongest ? value.text.substr(0, kLongest) + "..." : value.text;
   // A message is one line, whatever the file holds.
-  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
   return value.quoted ? "\"" + text + "\"" : text;
 }
 

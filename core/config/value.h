@@ -14,9 +14,9 @@ struct Value {
   enum class Kind { kNull, kScalar, kList, kMap };
 
   Kind kind = Kind::kNull;
-  std::string text;     // of a scalar
-  bool quoted = false;  // "8" is a text, 8 a number
-  int line = 0;         // from 1
+  std::string text;          // of a scalar
+  bool quoted = false;       // "8" is a text, 8 a number
+  int line = 0;              // from 1
   std::vector<Value> keys;   // of a map, as they stand there: a key may occur twice
   std::vector<Value> items;  // of a list, or the values of a map, parallel to `keys`
 };

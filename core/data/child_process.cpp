@@ -160,17 +160,20 @@ void ChildProcess::fail(const std::string& problem) {
 std::string ChildProcess::exchange(std::string_view line, std::chrono::duration<double> limit) {
   constexpr std::size_t kLongest = std::size_t{1} << 30;
   if (pid_ <= 0) throw CommunicationError("the process has ended already" + last_words());
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(limit, std::chrono::duration<double>(1e8)));
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(limit, std::chrono::duration<double>(1e8)));
   const std::string request = std::string(line) + "\n";
   std::string_view rest = request;
+  std::size_t searched = 0;  // of received_, without finding a newline
   for (;;) {
-    const std::size_t end = received_.find('\n');
+    const std::size_t end = received_.find('\n', searched);
     if (rest.empty() && end != std::string::npos) {
       std::string answer = received_.substr(0, end);
       received_.erase(0, end + 1);
       drain_errors();
       return answer;
     }
+    if (end == std::string::npos) searched = received_.size();
     if (received_.size() > kLongest) fail("sent more than 1 GiB without a newline");
     // Both ways at once: a child that talks before it has read all would otherwise wait for us as we wait for it.
     std::array<pollfd, 2> ready = {pollfd{socket_, static_cast<short>(rest.empty() ? POLLIN : POLLIN | POLLOUT), 0},
@@ -179,7 +182,7 @@ std::string ChildProcess::exchange(std::string_view line, std::chrono::duration<
     const bool ended = has_ended();  // asked before the last bytes are taken, so that none is missed
     drain_errors();
     const bool open = send_some(rest) & receive_some();
-    const bool answered = rest.empty() && received_.find('\n') != std::string::npos;
+    const bool answered = rest.empty() && received_.find('\n', searched) != std::string::npos;
     if ((ended || !open) && !answered) {
       wait_until(std::min(deadline, Clock::now() + std::chrono::seconds(2)));
       if (!has_ended()) fail("closed its output");

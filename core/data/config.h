@@ -51,8 +51,8 @@ struct RolloutConfig {
     using C = RolloutConfig;
     return std::tuple{
         field("num_generations", &C::num_generations, "responses a prompt: the size of a group", at_least(1)),
-        field("max_completion_length", &C::max_completion_length,
-              "longest response in tokens; also the divisor of dr_grpo", at_least(1)),
+        field("max_completion_length", &C::max_completion_length, "longest response in tokens; also the divisor of dr_grpo",
+              at_least(1)),
         field("temperature", &C::temperature, "divides the logits, when sampling and in every log-prob", above(0)),
         field("top_k", &C::top_k, "sample among the k likeliest tokens; 0: among all", at_least(0)),
         field("top_p", &C::top_p, "sample among the likeliest tokens that hold this share of probability", above_up_to(0, 1)),

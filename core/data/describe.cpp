@@ -134,7 +134,8 @@ json describe_prompts(const std::filesystem::path& path) {
     ++kinds[row.prompt_ids ? "token_ids" : row.prompt.is_string() ? "text" : "chat"];
     for (const auto& [name, value] : row.columns.items()) columns.insert(name);
   }
-  return {{"format", "longstraw-prompts"}, {"file", path.string()}, {"prompts", rows.size()}, {"kinds", kinds}, {"columns", columns}};
+  return {
+      {"format", "longstraw-prompts"}, {"file", path.string()}, {"prompts", rows.size()}, {"kinds", kinds}, {"columns", columns}};
 }
 
 bool is_rollouts_file(const std::filesystem::path& path) {

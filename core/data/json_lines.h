@@ -45,8 +45,8 @@ class LineReader {
 };
 
 struct ParsedRow {
-  nlohmann::json columns;                 // those that were kept
-  std::vector<std::string> other_columns; // names of those that were not
+  nlohmann::json columns;                  // those that were kept
+  std::vector<std::string> other_columns;  // names of those that were not
 };
 
 // One line as a JSON object. Columns that `keep` refuses are parsed but not stored. FormatError for what is no JSON

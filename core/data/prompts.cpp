@@ -33,7 +33,8 @@ std::vector<std::int64_t> token_ids(const json& value, const Place& place) {
   std::vector<std::int64_t> ids;
   for (const json& item : value) {
     const bool fits = item.is_number_unsigned() && item.get<std::uint64_t>() <= INT64_MAX;
-    if (!fits) place.fail(fmt::format("prompt_ids[{}]", ids.size()), fmt::format("got {}, wanted a token id from 0", describe(item)));
+    if (!fits)
+      place.fail(fmt::format("prompt_ids[{}]", ids.size()), fmt::format("got {}, wanted a token id from 0", describe(item)));
     ids.push_back(item.get<std::int64_t>());
   }
   return ids;
@@ -67,13 +68,15 @@ PromptRow prompt_row(json columns, const Place& place) {
     }
     std::string hint;
     for (const auto& [name, value] : columns.items()) {
-      if (const auto near = config::nearest(name, {"prompt", "prompt_ids"})) hint = fmt::format("; did you mean {} by {}?", *near, name);
+      if (const auto near = config::nearest(name, {"prompt", "prompt_ids"}))
+        hint = fmt::format("; did you mean {} by {}?", *near, name);
     }
     place.fail("prompt", "is missing, wanted a text, a list of chat messages, or prompt_ids" + hint);
   }
   // The reward function is called with these by name: f(prompts, completions, completion_ids, **columns).
   for (const char* taken : {"prompts", "completions", "completion_ids"}) {
-    if (columns.contains(taken)) place.fail(taken, "is a name that reward functions are called with; call the column something else");
+    if (columns.contains(taken))
+      place.fail(taken, "is a name that reward functions are called with; call the column something else");
   }
   row.columns = std::move(columns);
   return row;

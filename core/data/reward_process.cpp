@@ -15,13 +15,14 @@ namespace {
 using nlohmann::json;
 
 // The working folder is kept out of the module path: a json.py that lies there is not meant.
-constexpr const char* kStart = "import sys; sys.path = [p for p in sys.path if p]; from longstraw.worker import main; main()";
+constexpr auto kStart =
+    "import sys; sys.path = [p for p in sys.path if p]; from longstraw.worker import main; main(parent={}, import_early={})";
 
 ChildOptions child_options(const ScoringOptions& options) {
   ChildOptions child{.command = options.command, .environment = {}, .echo_errors = options.echo_errors};
   if (child.command.empty()) {
     const auto python = options.python.empty() ? find_python() : options.python;
-    child.command = {python.string(), "-c", kStart};
+    child.command = {python.string(), "-c", fmt::format(kStart, ::getpid(), options.model.empty() ? "False" : "True")};
   }
   std::error_code ignored;
   if (std::filesystem::is_directory(LONGSTRAW_PYTHON_DIR, ignored)) {
@@ -76,7 +77,8 @@ json ScoringProcess::ask(json request, double seconds, const std::string& doing)
   if (!answer.is_object() || !answer.contains("id") || answer["id"] != id) {
     child_.kill();  // whatever it says next can't be told from the answer
     const std::string shown = json(line.substr(0, 80)).dump(-1, ' ', false, json::error_handler_t::replace);
-    throw CommunicationError(fmt::format("scoring process, {}: got {}, wanted the answer to request {}{}", doing, shown, id, child_.last_words()));
+    throw CommunicationError(
+        fmt::format("scoring process, {}: got {}, wanted the answer to request {}{}", doing, shown, id, child_.last_words()));
   }
   if (answer.contains("error")) raise(answer);
   return answer;
@@ -85,7 +87,8 @@ json ScoringProcess::ask(json request, double seconds, const std::string& doing)
 void ScoringProcess::load_tokenizer() {
   if (tokenizer_loaded_) return;
   if (options_.model.empty()) throw ConfigError("model.path: is empty, wanted the checkpoint whose tokenizer is used");
-  ask({{"op", "load"}, {"model", std::filesystem::absolute(options_.model).string()}}, options_.load_timeout_seconds, "loading the tokenizer");
+  ask({{"op", "load"}, {"model", std::filesystem::absolute(options_.model).string()}}, options_.load_timeout_seconds,
+      "loading the tokenizer");
   tokenizer_loaded_ = true;
 }
 
@@ -93,7 +96,8 @@ std::vector<std::int64_t> ScoringProcess::encode(const json& prompt) {
   load_tokenizer();
   const json answer = ask({{"op", "encode"}, {"prompt", prompt}}, options_.load_timeout_seconds, "tokenizing");
   const json ids = answer.value("ids", json());
-  if (!is_token_list(ids)) throw CommunicationError(fmt::format("scoring process, tokenizing: got {}, wanted token ids", describe(ids)));
+  if (!is_token_list(ids))
+    throw CommunicationError(fmt::format("scoring process, tokenizing: got {}, wanted token ids", describe(ids)));
   return ids.get<std::vector<std::int64_t>>();
 }
 
@@ -125,8 +129,12 @@ std::vector<std::optional<double>> ScoringProcess::reward(const std::string& fun
   for (const ScoredCompletion& one : completions) {
     for (const auto& [name, value] : one.prompt->columns.items()) names.insert(name);
   }
-  json request = {{"op", "reward"}, {"function", function}, {"prompts", json::array()}, {"completions", json::array()},
-                  {"completion_ids", json::array()}, {"columns", json::object()}};
+  json request = {{"op", "reward"},
+                  {"function", function},
+                  {"prompts", json::array()},
+                  {"completions", json::array()},
+                  {"completion_ids", json::array()},
+                  {"columns", json::object()}};
   for (const ScoredCompletion& one : completions) {
     request["prompts"].push_back(one.prompt->prompt);
     request["completions"].push_back(one.completion);
@@ -137,7 +145,8 @@ std::vector<std::optional<double>> ScoringProcess::reward(const std::string& fun
   const json rewards = answer.value("rewards", json());
   // The worker has checked this already, unless it is another than ours.
   if (!rewards.is_array() || rewards.size() != completions.size()) {
-    throw CommunicationError(fmt::format("reward function {}: got {}, wanted {} rewards", function, describe(rewards), completions.size()));
+    throw CommunicationError(
+        fmt::format("reward function {}: got {}, wanted {} rewards", function, describe(rewards), completions.size()));
   }
   std::vector<std::optional<double>> result;
   for (const json& reward : rewards) {

@@ -29,12 +29,12 @@
 namespace longstraw::core::data {
 
 struct ScoringOptions {
-  std::filesystem::path model = {};      // folder of the checkpoint whose tokenizer is used; empty: none is needed
-  double timeout_seconds = 60.0;         // for one call of a reward function
-  double load_timeout_seconds = 300.0;   // for everything else: starting Python, importing transformers, tokenizing
-  std::filesystem::path python = {};     // empty: find_python()
-  std::vector<std::string> command = {}; // another worker in its place (for tests)
-  bool echo_errors = true;               // pass what the process prints on to our standard error
+  std::filesystem::path model = {};       // folder of the checkpoint whose tokenizer is used; empty: none is needed
+  double timeout_seconds = 60.0;          // for one call of a reward function
+  double load_timeout_seconds = 300.0;    // for everything else: starting Python, importing transformers, tokenizing
+  std::filesystem::path python = {};      // empty: find_python()
+  std::vector<std::string> command = {};  // another worker in its place (for tests)
+  bool echo_errors = true;                // pass what the process prints on to our standard error
 };
 
 // What a reward function is called with: one entry a completion.
@@ -50,6 +50,7 @@ std::filesystem::path find_python();
 
 class ScoringProcess {
  public:
+  // Returns at once. With a model the process begins to import transformers, which takes seconds: start it early.
   explicit ScoringProcess(ScoringOptions options);
 
   // `prompt`: a text (tokenized with the tokenizer's special tokens), or a list of chat messages (through the chat

@@ -82,7 +82,8 @@ class RowReader {
     const json& ids = required("completion_ids");
     const bool is_group = ids.is_array() && !ids.empty() && ids[0].is_array();
     if (!is_group) {
-      return {response(ids, "completion_ids", [&](std::string_view column) { return std::pair(column_or_null(column), std::string(column)); })};
+      return {response(ids, "completion_ids",
+                       [&](std::string_view column) { return std::pair(column_or_null(column), std::string(column)); })};
     }
     std::vector<Response> all;
     for (std::size_t member = 0; member < ids.size(); ++member) {
@@ -154,7 +155,8 @@ class RowReader {
       const std::int64_t id = fits ? item.get<std::int64_t>() : -1;
       if (id < 0 || (limits_.vocab_size && id >= *limits_.vocab_size)) {
         const std::string below = limits_.vocab_size ? fmt::format(", below the vocabulary's {}", *limits_.vocab_size) : "";
-        place_.fail(fmt::format("{}[{}]", key, ids.size()), fmt::format("got {}, wanted a token id from 0{}", describe(item), below));
+        place_.fail(fmt::format("{}[{}]", key, ids.size()),
+                    fmt::format("got {}, wanted a token id from 0{}", describe(item), below));
       }
       ids.push_back(id);
     }

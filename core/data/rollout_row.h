@@ -13,9 +13,9 @@ namespace longstraw::core::data {
 struct RolloutRow {
   std::string prompt_id;
   std::vector<std::int64_t> prompt_ids;
-  std::vector<Response> responses;          // one, or the group's
-  std::set<std::string> optional_columns;   // those of ours that the line has
-  std::vector<std::string> other_columns;   // not ours, ignored
+  std::vector<Response> responses;         // one, or the group's
+  std::set<std::string> optional_columns;  // those of ours that the line has
+  std::vector<std::string> other_columns;  // not ours, ignored
 };
 
 // Reads and checks what can be checked on one line alone; throws FormatError naming file, line, key and value.

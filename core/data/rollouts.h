@@ -11,12 +11,12 @@ namespace longstraw::core::data {
 
 // One response. Vectors have one entry a token of completion_ids; all numbers are finite.
 struct Response {
-  std::vector<std::int64_t> completion_ids;             // at least one
-  std::optional<double> reward;                         // missing: the reward function had none
-  std::optional<double> advantage;                      // given: used as it is, the reward then decides nothing
-  std::optional<std::vector<double>> old_logprobs;      // of the policy that sampled, as the trainer computes them
-  std::optional<std::vector<double>> ref_logprobs;      // of the reference model of the KL term
-  std::optional<std::vector<double>> sampling_logprobs; // as the sampler itself reported them
+  std::vector<std::int64_t> completion_ids;                  // at least one
+  std::optional<double> reward;                              // missing: the reward function had none
+  std::optional<double> advantage;                           // given: used as it is, the reward then decides nothing
+  std::optional<std::vector<double>> old_logprobs;           // of the policy that sampled, as the trainer computes them
+  std::optional<std::vector<double>> ref_logprobs;           // of the reference model of the KL term
+  std::optional<std::vector<double>> sampling_logprobs;      // as the sampler itself reported them
   std::optional<std::vector<std::uint8_t>> completion_mask;  // 1: the token counts in the loss; missing: all count
 
   bool operator==(const Response&) const = default;
@@ -48,8 +48,7 @@ enum class RolloutLayout {
 
 // Writes `batch` whole or not at all (a file beside it, then a rename); read_rollouts gives back the same batch.
 // Throws IoError if it can't be written; an existing file is then untouched.
-void write_rollouts(const std::filesystem::path& path, const Batch& batch,
-                    RolloutLayout layout = RolloutLayout::kCompletions);
+void write_rollouts(const std::filesystem::path& path, const Batch& batch, RolloutLayout layout = RolloutLayout::kCompletions);
 
 // SHA-256 over the batch's content in a canonical binary form: the same for both layouts and any spelling of numbers.
 std::string data_sha256(const Batch& batch);

@@ -41,7 +41,7 @@ struct ModelConfig {
     return std::tuple{
         field("path", &C::path, "folder of the Hugging Face checkpoint (config.json, safetensors)"),
         field("dtype", &C::dtype, "dtype of weights and computation"),
-        field("device", &C::device, "where to compute: cpu, cuda or cuda:N", text_that(is_device_name, "cpu, cuda or cuda:N")),
+        field("device", &C::device, "where to compute", text_that(is_device_name, "cpu, cuda or cuda:N")),
         field("threads", &C::threads, "CPU threads; 0: as many as the machine has", between(0, 4096)),
     };
   }

@@ -10,8 +10,8 @@ namespace longstraw::core::objective {
 enum class LossType { kGrpo, kDrGrpo, kDapo, kBnpo };
 constexpr auto names_of(LossType) {
   using config::EnumName;
-  return std::array{EnumName{LossType::kGrpo, "grpo"}, EnumName{LossType::kDrGrpo, "dr_grpo"},
-                    EnumName{LossType::kDapo, "dapo"}, EnumName{LossType::kBnpo, "bnpo"}};
+  return std::array{EnumName{LossType::kGrpo, "grpo"}, EnumName{LossType::kDrGrpo, "dr_grpo"}, EnumName{LossType::kDapo, "dapo"},
+                    EnumName{LossType::kBnpo, "bnpo"}};
 }
 
 enum class ScaleRewards { kGroup, kBatch, kNone };

@@ -42,12 +42,27 @@ class Tokenizer:
     def __init__(self):
         self.model = None
         self.tokenizer = None
+        self.importing = None
+
+    def import_early(self):
+        """Imports transformers beside other work, such as the trainer's loading of the weights."""
+
+        def run():
+            try:
+                from transformers import AutoTokenizer  # noqa: F401
+            except Exception:
+                pass  # load() meets the same fault, and reports it
+
+        self.importing = threading.Thread(target=run, daemon=True)
+        self.importing.start()
 
     def load(self, model):
         if self.model == model and self.tokenizer is not None:
             return
         if not os.path.isdir(model):
             raise Failure("input", f"{model}: no such folder, wanted a checkpoint with its tokenizer")
+        if self.importing is not None:
+            self.importing.join()
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
@@ -238,12 +253,14 @@ def answer(request, tokenizer, rewards):
     raise Failure("config", f"unknown request {op!r}")
 
 
-def main():
+def main(parent=None, import_early=False):
     requests, answers = private_streams()
-    end_with(os.getppid())
+    end_with(parent or os.getppid())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a reward function may fork
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     tokenizer, rewards = Tokenizer(), Rewards()
+    if import_early:
+        tokenizer.import_early()
     for line in requests:
         request = json.loads(line)
         if request.get("op") == "quit":

@@ -225,8 +225,7 @@ TEST(Load, overrides_win_over_the_file_and_later_ones_over_earlier) {
 TEST(Load, faults_of_overrides_name_the_override) {
   EXPECT_EQ(message_of_overrides({"objective.lsos_type=grpo"}),
             "--set objective.lsos_type=grpo: objective.lsos_type: unknown key; did you mean objective.loss_type?");
-  EXPECT_EQ(message_of_overrides({"objective.beta=-1"}),
-            "--set objective.beta=-1: objective.beta: got -1, wanted a number >= 0");
+  EXPECT_EQ(message_of_overrides({"objective.beta=-1"}), "--set objective.beta=-1: objective.beta: got -1, wanted a number >= 0");
   EXPECT_EQ(message_of_overrides({"objective.beta"}), "--set objective.beta: wanted key.path=value");
   EXPECT_THAT(message_of_overrides({"objective.beta.more=1"}), HasSubstr("unknown key"));
   EXPECT_THAT(message_of_overrides({"objective=1"}), HasSubstr("wanted a section with keys"));

@@ -17,8 +17,9 @@ using app::RunConfig;
 
 // Any finite double from its bits, subnormals and the largest too.
 rc::Gen<double> any_finite() {
-  return rc::gen::suchThat(rc::gen::map(rc::gen::arbitrary<std::uint64_t>(), [](std::uint64_t bits) { return std::bit_cast<double>(bits); }),
-                           [](double x) { return std::isfinite(x); });
+  return rc::gen::suchThat(
+      rc::gen::map(rc::gen::arbitrary<std::uint64_t>(), [](std::uint64_t bits) { return std::bit_cast<double>(bits); }),
+      [](double x) { return std::isfinite(x); });
 }
 
 rc::Gen<double> positive() {
@@ -26,11 +27,11 @@ rc::Gen<double> positive() {
 }
 
 rc::Gen<std::string> text() {
-  return rc::gen::oneOf(
-      rc::gen::element<std::string>("", "null", "~", "true", "off", "8", "-1.5e3", "0x1F", "1:30", "a: b", "#", "- x", "[", "{a}", "\"", "\\",
-                                    "'", "a\nb\n", "\t", " lead", "trail ", "%", "@x", "`", "!tag", "&a", "*a", "?", "Grüße", "提示", "..",
-                                    ".", "./x", "a:", "<<", "=", std::string("nul\0inside", 10), "\x01\x1f\x7f"),
-      rc::gen::container<std::string>(rc::gen::inRange<char>(0, 127)));
+  return rc::gen::oneOf(rc::gen::element<std::string>("", "null", "~", "true", "off", "8", "-1.5e3", "0x1F", "1:30", "a: b", "#",
+                                                      "- x", "[", "{a}", "\"", "\\", "'", "a\nb\n", "\t", " lead", "trail ", "%",
+                                                      "@x", "`", "!tag", "&a", "*a", "?", "Grüße", "提示", "..", ".", "./x",
+                                                      "a:", "<<", "=", std::string("nul\0inside", 10), "\x01\x1f\x7f"),
+                        rc::gen::container<std::string>(rc::gen::inRange<char>(0, 127)));
 }
 
 template <class E>
@@ -40,7 +41,8 @@ rc::Gen<E> any_of_enum() {
 
 template <class T>
 rc::Gen<std::optional<T>> maybe(rc::Gen<T> inner) {
-  return rc::gen::oneOf(rc::gen::just(std::optional<T>{}), rc::gen::map(std::move(inner), [](T x) { return std::optional<T>(std::move(x)); }));
+  return rc::gen::oneOf(rc::gen::just(std::optional<T>{}),
+                        rc::gen::map(std::move(inner), [](T x) { return std::optional<T>(std::move(x)); }));
 }
 
 rc::Gen<std::int64_t> integer_from(std::int64_t least) {

@@ -13,9 +13,20 @@ namespace {
 
 TEST(Bytes, reads_what_people_write) {
   const std::vector<std::pair<std::string, std::int64_t>> cases = {
-      {"0", 0},          {"512", 512},           {"512B", 512},         {"8GiB", 8LL << 30},  {"8 GiB", 8LL << 30},
-      {"512MiB", 512LL << 20}, {"1e9", 1'000'000'000}, {"1.5GiB", 3LL << 29}, {"2kB", 2000}, {"2KB", 2000},
-      {"3GB", 3'000'000'000}, {"4G", 4LL << 30}, {"1T", 1LL << 40},     {"0.1GiB", 107'374'182},
+      {"0", 0},
+      {"512", 512},
+      {"512B", 512},
+      {"8GiB", 8LL << 30},
+      {"8 GiB", 8LL << 30},
+      {"512MiB", 512LL << 20},
+      {"1e9", 1'000'000'000},
+      {"1.5GiB", 3LL << 29},
+      {"2kB", 2000},
+      {"2KB", 2000},
+      {"3GB", 3'000'000'000},
+      {"4G", 4LL << 30},
+      {"1T", 1LL << 40},
+      {"0.1GiB", 107'374'182},
       {"9223372036854775807", std::numeric_limits<std::int64_t>::max()},
   };
   for (const auto& [text, count] : cases) {
@@ -63,8 +74,8 @@ TEST(Texts, are_quoted_where_they_could_be_taken_for_something_else) {
   for (const char* text : {"grpo", "a/b.jsonl", "./run", "../x", "/abs/path", "rewards.py:function", "SmolLM2-135M"}) {
     EXPECT_EQ(write_text(text), text);
   }
-  for (const char* text : {"", "null", "True", "off", "8", "1e3", "1:30", "~", "a b", "a: b", "- a", "#x", "x #y", "[a]", "a:", ".inf",
-                           "\"q\"", "back\\slash", "line\nbreak", "*a", "&a", "!a"}) {
+  for (const char* text : {"",   "null", "True", "off", "8",    "1e3",   "1:30",        "~",           "a b", "a: b", "- a",
+                           "#x", "x #y", "[a]",  "a:",  ".inf", "\"q\"", "back\\slash", "line\nbreak", "*a",  "&a",   "!a"}) {
     EXPECT_EQ(write_text(text).front(), '"') << text;
   }
 }

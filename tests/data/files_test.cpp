@@ -72,7 +72,8 @@ TEST(AtomicFiles, an_unwritable_place_is_named) {
   EXPECT_EQ(message_of<IoError>([&] { write_rollouts(scratch.path("no/such/r.jsonl"), small_batch()); }),
             "no/such/r.jsonl: can't be written: No such file or directory");
   EXPECT_THAT(message_of<IoError>([&] { write_rollouts(scratch.path(""), small_batch()); }), HasSubstr("is a folder"));
-  EXPECT_THAT(message_of<IoError>([&] { write_rollouts("/dev/full", small_batch()); }), HasSubstr("/dev/full: writing failed: No space left on device"));
+  EXPECT_THAT(message_of<IoError>([&] { write_rollouts("/dev/full", small_batch()); }),
+              HasSubstr("/dev/full: writing failed: No space left on device"));
 }
 
 TEST(AtomicFiles, a_disk_that_fills_up_leaves_the_old_file_and_nothing_else) {
@@ -99,7 +100,8 @@ TEST(AtomicFiles, a_batch_that_cannot_be_written_as_json_leaves_the_old_file) {
   const auto path = scratch.file("r.jsonl", "old");
   Batch batch = small_batch();
   batch[0].responses[0].reward = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_EQ(message_of<FormatError>([&] { write_rollouts(path, batch); }), "reward of a response to prompt_id q: got nan, wanted a finite number");
+  EXPECT_EQ(message_of<FormatError>([&] { write_rollouts(path, batch); }),
+            "reward of a response to prompt_id q: got nan, wanted a finite number");
   EXPECT_EQ(content_of(path), "old");
 }
 
@@ -111,8 +113,10 @@ TEST(Sha256Of, the_published_examples) {
   sha.update("bc");
   EXPECT_EQ(sha.hex(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   const Scratch scratch;
-  EXPECT_EQ(sha256_of_file(scratch.file("m", std::string(1'000'000, 'a'))), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
-  EXPECT_THAT(message_of<FormatError>([&] { sha256_of_file(scratch.path("none")); }), HasSubstr("can't be read: No such file or directory"));
+  EXPECT_EQ(sha256_of_file(scratch.file("m", std::string(1'000'000, 'a'))),
+            "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  EXPECT_THAT(message_of<FormatError>([&] { sha256_of_file(scratch.path("none")); }),
+              HasSubstr("can't be read: No such file or directory"));
   EXPECT_THAT(message_of<IoError>([&] { sha256_of_file(scratch.path("")); }), HasSubstr("reading failed: Is a directory"));
 }
 

@@ -7,7 +7,9 @@ from transformers import PreTrainedTokenizerFast
 
 WORDS = "<unk> <s> </s> <user> <assistant> what is two plus ? four the answer .".split()
 CHAT_TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
+    "{% for m in messages %}"
+    "{% if m['role'] not in ['user', 'assistant'] %}{{ raise_exception('no such role: ' + m['role']) }}{% endif %}"
+    "<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 

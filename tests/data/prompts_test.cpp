@@ -21,13 +21,12 @@ class Prompts : public testing::Test {
 };
 
 TEST_F(Prompts, text_chat_and_token_ids_with_the_users_columns) {
-  const auto rows = read(
-      R"({"prompt_id": "a", "prompt": "What is 2 + 2?", "answer": "4"})"
-      "\n"
-      R"({"prompt": [{"role": "user", "content": "Hi"}], "answer": 5, "more": {"x": [1]}})"
-      "\n\n"
-      R"({"prompt_id": 9, "prompt_ids": [1, 2]})"
-      "\n");
+  const auto rows = read(R"({"prompt_id": "a", "prompt": "What is 2 + 2?", "answer": "4"})"
+                         "\n"
+                         R"({"prompt": [{"role": "user", "content": "Hi"}], "answer": 5, "more": {"x": [1]}})"
+                         "\n\n"
+                         R"({"prompt_id": 9, "prompt_ids": [1, 2]})"
+                         "\n");
   ASSERT_EQ(rows.size(), 3u);
   EXPECT_EQ(rows[0].prompt_id, "a");
   EXPECT_EQ(rows[0].prompt, "What is 2 + 2?");
@@ -54,7 +53,8 @@ TEST_F(Prompts, that_cannot_be_used_are_refused_with_their_place) {
   EXPECT_THAT(refused(R"({"prompt_ids": [-1]})"), HasSubstr("prompt_ids[0]: got -1"));
   EXPECT_EQ(refused("{\"prompt_id\": \"a\", \"prompt\": \"x\"}\n{\"prompt_id\": \"a\", \"prompt\": \"y\"}"),
             "p.jsonl:2: prompt_id: got \"a\", which line 1 has already");
-  EXPECT_THAT(refused(R"({"prompt": "x", "completions": 1})"), HasSubstr("completions: is a name that reward functions are called with"));
+  EXPECT_THAT(refused(R"({"prompt": "x", "completions": 1})"),
+              HasSubstr("completions: is a name that reward functions are called with"));
   EXPECT_THAT(refused(R"({"prompt": "x", "weight": NaN})"), HasSubstr("weight: got NaN, which is not JSON"));
 }
 

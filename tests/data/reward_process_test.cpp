@@ -87,10 +87,12 @@ TEST_F(Scoring, goes_on_after_a_reward_function_that_raised) {
 }
 
 TEST_F(Scoring, quotes_what_a_reward_function_raised_and_where) {
-  EXPECT_THAT(refused("raises"), AllOf(HasSubstr("rewards.py:raises raised ZeroDivisionError: division by zero"), HasSubstr("tests/data/rewards/rewards.py:52, in inner")));
+  EXPECT_THAT(refused("raises"), AllOf(HasSubstr("rewards.py:raises raised ZeroDivisionError: division by zero"),
+                                       HasSubstr("tests/data/rewards/rewards.py:52, in inner")));
   EXPECT_THAT(refused("exits"), HasSubstr("exits raised SystemExit: enough"));
   row_.columns = {{"answer", 1}};
-  EXPECT_THAT(refused("takes_no_columns"), AllOf(HasSubstr("unexpected keyword argument 'answer'"), HasSubstr("give it **columns")));
+  EXPECT_THAT(refused("takes_no_columns"),
+              AllOf(HasSubstr("unexpected keyword argument 'answer'"), HasSubstr("give it **columns")));
 }
 
 TEST_F(Scoring, refuses_what_is_no_list_of_rewards) {
@@ -109,9 +111,11 @@ TEST_F(Scoring, names_a_file_or_function_that_is_not_there) {
   EXPECT_THAT(refused<ConfigError>("no_function"), HasSubstr("has no function no_function"));
   ScoringProcess scoring({.echo_errors = false});
   EXPECT_THAT(message_of<ConfigError>([&] { scoring.prepare_reward("none.py:f"); }), HasSubstr("none.py: no such file"));
-  EXPECT_THAT(message_of<ConfigError>([&] { scoring.prepare_reward("tests/data/rewards/text.txt:f"); }), HasSubstr("text.txt: no such file"));
-  EXPECT_THAT(message_of<CommunicationError>([&] { scoring.prepare_reward("tests/data/rewards/broken.py:reward"); }),
-              AllOf(HasSubstr("can't be imported: ModuleNotFoundError"), HasSubstr("no_such_module_anywhere"), HasSubstr("broken.py:3")));
+  EXPECT_THAT(message_of<ConfigError>([&] { scoring.prepare_reward("tests/data/rewards/text.txt:f"); }),
+              HasSubstr("text.txt: no such file"));
+  EXPECT_THAT(
+      message_of<CommunicationError>([&] { scoring.prepare_reward("tests/data/rewards/broken.py:reward"); }),
+      AllOf(HasSubstr("can't be imported: ModuleNotFoundError"), HasSubstr("no_such_module_anywhere"), HasSubstr("broken.py:3")));
 }
 
 TEST_F(Scoring, says_how_the_process_died_and_its_last_words) {
@@ -122,10 +126,10 @@ TEST_F(Scoring, says_how_the_process_died_and_its_last_words) {
 
 TEST_F(Scoring, ends_a_process_that_hangs_with_all_that_it_started) {
   const auto begin = std::chrono::steady_clock::now();
-  const std::string message = refused("hangs", 2, 0.7);
+  const std::string message = refused("hangs", 2, 2.0);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-  ASSERT_THAT(message, AllOf(HasSubstr("rewards.py:hangs: gave no answer within 0.7 s"), HasSubstr("| child ")));
-  EXPECT_GE(taken.count(), 0.7);
+  ASSERT_THAT(message, AllOf(HasSubstr("rewards.py:hangs: gave no answer within 2 s"), HasSubstr("| child ")));
+  EXPECT_GE(taken.count(), 2.0);
   // Its orphan is reaped by init, or whoever stands in for it, which may take a moment.
   const pid_t orphan = std::stoi(message.substr(message.find("| child ") + 8));
   const auto is_running = [&] {
@@ -134,7 +138,7 @@ TEST_F(Scoring, ends_a_process_that_hangs_with_all_that_it_started) {
     std::getline(stat, text);
     return !text.empty() && text.find(") Z ") == std::string::npos;
   };
-  for (int i = 0; i < 200 && is_running(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 2000 && is_running(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_FALSE(is_running());
 }
 
@@ -142,7 +146,8 @@ TEST_F(Scoring, a_process_that_has_ended_says_so_when_asked_again) {
   ScoringProcess scoring({.echo_errors = false});
   EXPECT_THROW(scoring.reward(kRewards + "dies", some(1)), CommunicationError);
   EXPECT_FALSE(scoring.process().is_running());
-  EXPECT_THAT(message_of<CommunicationError>([&] { scoring.reward(kRewards + "length", some(1)); }), HasSubstr("has ended already"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { scoring.reward(kRewards + "length", some(1)); }),
+              HasSubstr("has ended already"));
 }
 
 TEST_F(Scoring, refuses_answers_that_break_the_protocol) {
@@ -168,7 +173,8 @@ TEST_F(Scoring, a_large_request_to_a_process_that_does_not_read_it_ends_in_time)
                           .load_timeout_seconds = 0.5,
                           .command = {find_python().string(), "tests/data/workers/misbehaving.py", "never reads"},
                           .echo_errors = false});
-  EXPECT_THAT(message_of<CommunicationError>([&] { scoring.prepare_reward(std::string(8'000'000, 'x')); }), HasSubstr("gave no answer within 0.5 s"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { scoring.prepare_reward(std::string(8'000'000, 'x')); }),
+              HasSubstr("gave no answer within 0.5 s"));
 }
 
 TEST_F(Scoring, names_a_python_that_is_not_there) {
@@ -199,7 +205,7 @@ TEST_F(Scoring, the_process_ends_when_its_owner_is_killed_in_the_midst_of_a_call
     ::_exit(0);
   }
   pid_t worker = 0;
-  for (int i = 0; i < 1000 && worker == 0; ++i) {
+  for (int i = 0; i < 3000 && worker == 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     std::ifstream(scratch.path("pid")) >> worker;
   }
@@ -213,7 +219,7 @@ TEST_F(Scoring, the_process_ends_when_its_owner_is_killed_in_the_midst_of_a_call
     std::getline(stat, text);
     return !text.empty() && text.find(") Z ") == std::string::npos;
   };
-  for (int i = 0; i < 500 && is_running(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 3000 && is_running(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_FALSE(is_running());
 }
 

@@ -27,11 +27,13 @@ class Refused : public testing::Test {
 
 // A line with `columns` added to, or put in the place of, what every line needs.
 std::string line(const std::string& columns, const std::string& completion = "[3, 4]", const std::string& prompt = "[1, 2]") {
-  return R"({"prompt_id": "q", "prompt_ids": )" + prompt + R"(, "completion_ids": )" + completion + (columns.empty() ? "" : ", " + columns) + "}";
+  return R"({"prompt_id": "q", "prompt_ids": )" + prompt + R"(, "completion_ids": )" + completion +
+         (columns.empty() ? "" : ", " + columns) + "}";
 }
 
 TEST_F(Refused, files_that_hold_no_rollouts) {
-  EXPECT_EQ(message_of<FormatError>([&] { read_rollouts(scratch_.path("none.jsonl")); }), "none.jsonl: can't be read: No such file or directory");
+  EXPECT_EQ(message_of<FormatError>([&] { read_rollouts(scratch_.path("none.jsonl")); }),
+            "none.jsonl: can't be read: No such file or directory");
   EXPECT_THAT(message_of<FormatError>([&] { read_rollouts(scratch_.path("")); }), HasSubstr("is a folder, wanted a JSONL file"));
   EXPECT_EQ(refused(""), "r.jsonl: is empty, wanted at least one line with a rollout");
   EXPECT_EQ(refused("\n \n\r\n"), "r.jsonl: is empty, wanted at least one line with a rollout");
@@ -55,10 +57,12 @@ TEST_F(Refused, columns_that_are_missing_or_occur_twice) {
 }
 
 TEST_F(Refused, columns_that_are_misspelt) {
-  EXPECT_EQ(after_good(line(R"("reward": 1, "old_logprob": [0, 0])")), "r.jsonl:2: old_logprob: unknown column; did you mean old_logprobs?");
+  EXPECT_EQ(after_good(line(R"("reward": 1, "old_logprob": [0, 0])")),
+            "r.jsonl:2: old_logprob: unknown column; did you mean old_logprobs?");
   EXPECT_EQ(after_good(line(R"("rewards": 1)")), "r.jsonl:2: rewards: unknown column; did you mean reward?");
   EXPECT_EQ(after_good(line(R"("Advantage": 1)")), "r.jsonl:2: Advantage: unknown column; did you mean advantage?");
-  EXPECT_EQ(after_good(line(R"("reward": 1, "ref_log_probs": [0, 0])")), "r.jsonl:2: ref_log_probs: unknown column; did you mean ref_logprobs?");
+  EXPECT_EQ(after_good(line(R"("reward": 1, "ref_log_probs": [0, 0])")),
+            "r.jsonl:2: ref_log_probs: unknown column; did you mean ref_logprobs?");
   EXPECT_EQ(after_good(line(R"("reward": 1, "old_per_token_logps": [0, 0])")),
             "r.jsonl:2: old_per_token_logps: unknown column; here it is called old_logprobs");
   EXPECT_EQ(after_good(R"({"prompt_id": "q", "prompt_ids": [1], "response_ids": [2]})"),
@@ -69,9 +73,12 @@ TEST_F(Refused, ids_that_are_no_token_ids) {
   EXPECT_EQ(after_good(line("", "[]")), "r.jsonl:2: completion_ids: is empty, wanted at least one token");
   EXPECT_EQ(after_good(line("", "[[1], []]")), "r.jsonl:2: completion_ids[1]: is empty, wanted at least one token");
   EXPECT_EQ(after_good(line("", "[3]", "[]")), "r.jsonl:2: prompt_ids: is empty, wanted at least one token");
-  EXPECT_EQ(after_good(line("", "[3, -1]")), "r.jsonl:2: completion_ids[1]: got -1, wanted a token id from 0, below the vocabulary's 100");
-  EXPECT_EQ(after_good(line("", "[100]")), "r.jsonl:2: completion_ids[0]: got 100, wanted a token id from 0, below the vocabulary's 100");
-  EXPECT_EQ(after_good(line("", "[3]", "[1, 100]")), "r.jsonl:2: prompt_ids[1]: got 100, wanted a token id from 0, below the vocabulary's 100");
+  EXPECT_EQ(after_good(line("", "[3, -1]")),
+            "r.jsonl:2: completion_ids[1]: got -1, wanted a token id from 0, below the vocabulary's 100");
+  EXPECT_EQ(after_good(line("", "[100]")),
+            "r.jsonl:2: completion_ids[0]: got 100, wanted a token id from 0, below the vocabulary's 100");
+  EXPECT_EQ(after_good(line("", "[3]", "[1, 100]")),
+            "r.jsonl:2: prompt_ids[1]: got 100, wanted a token id from 0, below the vocabulary's 100");
   EXPECT_THAT(after_good(line("", "[18446744073709551615]")), HasSubstr("completion_ids[0]: got 18446744073709551615"));
   EXPECT_THAT(after_good(line("", "[1.5]")), HasSubstr("completion_ids[0]: got 1.5, wanted a token id"));
   EXPECT_THAT(after_good(line("", "[1.0]")), HasSubstr("completion_ids[0]: got 1.0, wanted a token id"));
@@ -101,12 +108,15 @@ TEST_F(Refused, values_of_another_type_or_length) {
   for (const std::string column : {"old_logprobs", "ref_logprobs", "sampling_logprobs"}) {
     EXPECT_EQ(after_good(line("\"reward\": 1, \"" + column + "\": [-1]")),
               "r.jsonl:2: " + column + ": got a list of 1, wanted 2 log-probs: one for each token of the completion");
-    EXPECT_THAT(after_good(line("\"reward\": 1, \"" + column + "\": [-1, null]")), HasSubstr(column + "[1]: got null, wanted a finite number"));
+    EXPECT_THAT(after_good(line("\"reward\": 1, \"" + column + "\": [-1, null]")),
+                HasSubstr(column + "[1]: got null, wanted a finite number"));
     EXPECT_THAT(after_good(line("\"reward\": 1, \"" + column + "\": -1")), HasSubstr(column + ": got -1, wanted 2 log-probs"));
   }
-  EXPECT_THAT(after_good(line(R"("reward": 1, "completion_mask": [1, 0, 1])")), HasSubstr("completion_mask: got a list of 3, wanted 2 mask values"));
+  EXPECT_THAT(after_good(line(R"("reward": 1, "completion_mask": [1, 0, 1])")),
+              HasSubstr("completion_mask: got a list of 3, wanted 2 mask values"));
   EXPECT_THAT(after_good(line(R"("reward": 1, "completion_mask": [1, 2])")), HasSubstr("completion_mask[1]: got 2, wanted 0 or 1"));
-  EXPECT_THAT(after_good(line(R"("reward": 1, "completion_mask": [0.5, 1])")), HasSubstr("completion_mask[0]: got 0.5, wanted 0 or 1"));
+  EXPECT_THAT(after_good(line(R"("reward": 1, "completion_mask": [0.5, 1])")),
+              HasSubstr("completion_mask[0]: got 0.5, wanted 0 or 1"));
 }
 
 TEST_F(Refused, group_lines_whose_lists_disagree) {
@@ -118,8 +128,10 @@ TEST_F(Refused, group_lines_whose_lists_disagree) {
 }
 
 TEST_F(Refused, one_prompt_id_with_two_prompts) {
-  EXPECT_EQ(after_good(line("\"reward\": 1", "[3]", "[1, 7]")), "r.jsonl:2: prompt_ids[1]: got 7, but 2 in line 1 has the same prompt_id \"q\"");
-  EXPECT_EQ(after_good(line("\"reward\": 1", "[3]", "[1]")), "r.jsonl:2: prompt_ids[1]: got the end, but 2 in line 1 has the same prompt_id \"q\"");
+  EXPECT_EQ(after_good(line("\"reward\": 1", "[3]", "[1, 7]")),
+            "r.jsonl:2: prompt_ids[1]: got 7, but 2 in line 1 has the same prompt_id \"q\"");
+  EXPECT_EQ(after_good(line("\"reward\": 1", "[3]", "[1]")),
+            "r.jsonl:2: prompt_ids[1]: got the end, but 2 in line 1 has the same prompt_id \"q\"");
   EXPECT_THAT(after_good(line("\"reward\": 1", "[3]", "[1, 2, 3]")), HasSubstr("prompt_ids[2]: got 3, but the end in line 1"));
 }
 

@@ -14,8 +14,9 @@ namespace longstraw::core::data {
 namespace {
 
 rc::Gen<double> any_finite() {
-  return rc::gen::suchThat(rc::gen::map(rc::gen::arbitrary<std::uint64_t>(), [](std::uint64_t bits) { return std::bit_cast<double>(bits); }),
-                           [](double x) { return std::isfinite(x); });
+  return rc::gen::suchThat(
+      rc::gen::map(rc::gen::arbitrary<std::uint64_t>(), [](std::uint64_t bits) { return std::bit_cast<double>(bits); }),
+      [](double x) { return std::isfinite(x); });
 }
 
 rc::Gen<std::vector<std::int64_t>> ids() {
@@ -37,7 +38,8 @@ Response any_response(const GroupColumns& has, bool has_reward) {
   if (has.ref_logprobs) r.ref_logprobs = logprobs();
   if (has.sampling_logprobs) r.sampling_logprobs = logprobs();
   if (*rc::gen::arbitrary<bool>()) {
-    r.completion_mask = *rc::gen::container<std::vector<std::uint8_t>>(r.completion_ids.size(), rc::gen::inRange<std::uint8_t>(0, 2));
+    r.completion_mask =
+        *rc::gen::container<std::vector<std::uint8_t>>(r.completion_ids.size(), rc::gen::inRange<std::uint8_t>(0, 2));
     r.completion_mask->front() = 1;  // a group with nothing but masked tokens is refused
   }
   return r;
@@ -47,7 +49,8 @@ Batch any_batch() {
   Batch batch;
   const int prompts = *rc::gen::inRange(1, 4);
   for (int p = 0; p < prompts; ++p) {
-    const GroupColumns has = {*rc::gen::arbitrary<bool>(), *rc::gen::arbitrary<bool>(), *rc::gen::arbitrary<bool>(), *rc::gen::arbitrary<bool>()};
+    const GroupColumns has = {*rc::gen::arbitrary<bool>(), *rc::gen::arbitrary<bool>(), *rc::gen::arbitrary<bool>(),
+                              *rc::gen::arbitrary<bool>()};
     PromptGroup group{std::to_string(p) + *rc::gen::container<std::string>(rc::gen::inRange<char>(0, 127)), *ids(), {}};
     const int members = *rc::gen::inRange(1, 5);
     for (int m = 0; m < members; ++m) group.responses.push_back(any_response(has, m == 0 || *rc::gen::arbitrary<bool>()));

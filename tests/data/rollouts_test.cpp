@@ -20,9 +20,9 @@ class ReadRollouts : public testing::Test {
 };
 
 TEST_F(ReadRollouts, every_column_of_a_line) {
-  const Batch batch = read(
-      R"({"prompt_id": "q", "prompt_ids": [1, 2, 3], "completion_ids": [4, 5], "reward": 0.5, "advantage": -1.5,)"
-      R"( "old_logprobs": [-1, -2.5], "ref_logprobs": [-3, -4], "sampling_logprobs": [-5, -6], "completion_mask": [1, 0]})");
+  const Batch batch =
+      read(R"({"prompt_id": "q", "prompt_ids": [1, 2, 3], "completion_ids": [4, 5], "reward": 0.5, "advantage": -1.5,)"
+           R"( "old_logprobs": [-1, -2.5], "ref_logprobs": [-3, -4], "sampling_logprobs": [-5, -6], "completion_mask": [1, 0]})");
   ASSERT_EQ(batch.size(), 1u);
   EXPECT_EQ(batch[0].prompt_id, "q");
   EXPECT_EQ(batch[0].prompt_ids, (Ids{1, 2, 3}));
@@ -51,13 +51,12 @@ TEST_F(ReadRollouts, what_is_optional_may_be_missing_or_null) {
 }
 
 TEST_F(ReadRollouts, lines_of_a_prompt_need_not_be_adjacent) {
-  const Batch batch = read(
-      R"({"prompt_id": "b", "prompt_ids": [1, 2], "completion_ids": [10], "reward": 1})"
-      "\n"
-      R"({"prompt_id": "a", "prompt_ids": [3], "completion_ids": [20], "reward": 1})"
-      "\n\n   \r\n"
-      R"({"completion_ids": [11], "reward": 0, "prompt_ids": [1, 2], "prompt_id": "b"})"
-      "\r\n");
+  const Batch batch = read(R"({"prompt_id": "b", "prompt_ids": [1, 2], "completion_ids": [10], "reward": 1})"
+                           "\n"
+                           R"({"prompt_id": "a", "prompt_ids": [3], "completion_ids": [20], "reward": 1})"
+                           "\n\n   \r\n"
+                           R"({"completion_ids": [11], "reward": 0, "prompt_ids": [1, 2], "prompt_id": "b"})"
+                           "\r\n");
   ASSERT_EQ(batch.size(), 2u);
   EXPECT_EQ(batch[0].prompt_id, "b");
   ASSERT_EQ(batch[0].responses.size(), 2u);
@@ -67,9 +66,8 @@ TEST_F(ReadRollouts, lines_of_a_prompt_need_not_be_adjacent) {
 }
 
 TEST_F(ReadRollouts, a_line_may_hold_a_whole_group) {
-  const Batch grouped = read(
-      R"({"prompt_id": 7, "prompt_ids": [1, 2], "completion_ids": [[4], [5, 6]], "reward": [1, null],)"
-      R"( "old_logprobs": [[-1], [-2, -3]], "completion_mask": [null, [true, false]]})");
+  const Batch grouped = read(R"({"prompt_id": 7, "prompt_ids": [1, 2], "completion_ids": [[4], [5, 6]], "reward": [1, null],)"
+                             R"( "old_logprobs": [[-1], [-2, -3]], "completion_mask": [null, [true, false]]})");
   const Batch single = read(
       R"({"prompt_id": "7", "prompt_ids": [1, 2], "completion_ids": [4], "reward": true, "old_logprobs": [-1]})"
       "\n"
@@ -85,12 +83,16 @@ TEST_F(ReadRollouts, columns_of_the_users_own_are_ignored) {
 }
 
 TEST_F(ReadRollouts, a_column_named_almost_like_one_that_is_there_is_the_users_own) {
-  EXPECT_EQ(read(R"({"prompt_id": "q", "prompt_idx": 3, "prompt_ids": [1], "completion_ids": [4], "reward": 1, "rewards": [1]})").size(), 1u);
+  EXPECT_EQ(
+      read(R"({"prompt_id": "q", "prompt_idx": 3, "prompt_ids": [1], "completion_ids": [4], "reward": 1, "rewards": [1]})").size(),
+      1u);
 }
 
 TEST_F(ReadRollouts, ids_up_to_the_vocabulary_and_numbers_of_any_size_are_read_exactly) {
   const Batch batch = read_rollouts(
-      scratch_.file("r.jsonl", R"({"prompt_id": "q", "prompt_ids": [0, 99], "completion_ids": [99], "reward": 0.1, "old_logprobs": [-1e-320]})"),
+      scratch_.file(
+          "r.jsonl",
+          R"({"prompt_id": "q", "prompt_ids": [0, 99], "completion_ids": [99], "reward": 0.1, "old_logprobs": [-1e-320]})"),
       {.vocab_size = 100});
   EXPECT_EQ(batch[0].prompt_ids, (Ids{0, 99}));
   EXPECT_EQ(batch[0].responses[0].reward, 0.1);
@@ -110,7 +112,9 @@ TEST(DataSha256, depends_on_the_content_and_on_nothing_else) {
   const auto hash = [&](const std::string& content) { return data_sha256(read_rollouts(scratch.file("r.jsonl", content))); };
   const std::string plain = hash(R"({"prompt_id": "q", "prompt_ids": [1, 2], "completion_ids": [4], "reward": 1})");
   EXPECT_EQ(plain.size(), 64u);
-  EXPECT_EQ(plain, hash(R"({"completion_ids": [4], "reward": 1.0e0, "text": "x", "prompt_ids": [1,2], "prompt_id": "q", "advantage": null})"));
+  EXPECT_EQ(
+      plain,
+      hash(R"({"completion_ids": [4], "reward": 1.0e0, "text": "x", "prompt_ids": [1,2], "prompt_id": "q", "advantage": null})"));
   EXPECT_EQ(plain, hash(R"({"completion_ids": [[4]], "reward": [1], "prompt_ids": [1,2], "prompt_id": "q"})"));
   for (const char* other : {
            R"({"prompt_id": "p", "prompt_ids": [1, 2], "completion_ids": [4], "reward": 1})",

@@ -38,6 +38,7 @@ def main(way):
         elif way == "endless line":
             while True:
                 os.write(1, b"x" * 65536)
+                time.sleep(0.001)
         elif way == "closes output":
             os.close(1)
             os.close(0)
