@@ -50,9 +50,9 @@ Bounds::Bounds(Dtype dtype, const CompareConfig& config, const NoiseMeasure* noi
     case Dtype::kFloat32:
       whole_ = Bound{kFloat32Whole, "float32: rounding of 6e-8 accumulates to less than 1e-5"};
       if (noise != nullptr) {
-        noise_floor_ = Bound{config.noise_factor * floor,
-                             fmt::format("{} x the noise floor {:.3e} (reference in float32 against {})", config.noise_factor,
-                                         floor, "the noise record")};
+        noise_floor_ =
+            Bound{config.noise_factor * floor, fmt::format("{} x the noise floor {:.3e} (reference in float32 against {})",
+                                                           config.noise_factor, floor, "the noise record")};
       }
       break;
     case Dtype::kBfloat16:

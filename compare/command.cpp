@@ -27,10 +27,12 @@ void declare(CLI::App& app, Arguments& a) {
   app.add_flag("--json", a.json, "report as JSON instead of a table");
   app.add_flag("--parameters", a.all_parameters, "list every parameter, not only the worst");
   app.add_flag("--partial", a.policy.accept_unclosed, "accept records of interrupted runs: compare the steps they have");
-  app.add_option("--whole-bound", a.policy.config.whole_bound, "relative L2 allowed over all parameters, in place of the dtype's bound");
+  app.add_option("--whole-bound", a.policy.config.whole_bound,
+                 "relative L2 allowed over all parameters, in place of the dtype's bound");
   app.add_option("--parameter-bound", a.policy.config.parameter_bound,
                  "relative L2 allowed on each parameter, in place of the dtype's bound");
-  app.add_option("--noise-factor", a.policy.config.noise_factor, "float32: allowed multiple of the noise floor")->capture_default_str();
+  app.add_option("--noise-factor", a.policy.config.noise_factor, "float32: allowed multiple of the noise floor")
+      ->capture_default_str();
   app.add_option("--bfloat16-factor", a.policy.config.bfloat16_factor, "bfloat16: allowed multiple of the reference's own error")
       ->capture_default_str();
   app.footer("Exit status: 0 within bounds, 1 beyond bounds, 2 wrong use or unusable input, 3 failure while running.");

@@ -57,10 +57,11 @@ std::vector<Finding> diagnose(const DiagnosisInput& input) {
     });
     std::vector<std::string> names;
     for (const auto* parameter : open) names.push_back(parameter->name);
-    deviations.add("unexplained",
-                   fmt::format("{} parameters are beyond their bound and fit no known pattern; the worst is {} (relative L2 {:.2e})",
-                               names.size(), worst->name, worst->statistics.relative_l2()),
-                   names);
+    deviations.add(
+        "unexplained",
+        fmt::format("{} parameters are beyond their bound and fit no known pattern; the worst is {} (relative L2 {:.2e})",
+                    names.size(), worst->name, worst->statistics.relative_l2()),
+        names);
   }
   return deviations.take();
 }

@@ -11,8 +11,8 @@
 namespace longstraw::compare {
 
 struct Finding {
-  std::string name;      // wrong_sign, zeroed_layer, ...: stable, for programs
-  std::string evidence;  // one sentence with numbers, for people
+  std::string name;                     // wrong_sign, zeroed_layer, ...: stable, for programs
+  std::string evidence;                 // one sentence with numbers, for people
   std::vector<std::string> parameters;  // what it explains; empty when it is not about single parameters
 
   bool operator==(const Finding&) const = default;

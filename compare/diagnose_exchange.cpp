@@ -20,7 +20,8 @@ constexpr double kNormResolution = 1e-9;
 
 double distance(const Deviations& d, const std::string& reference, const std::string& candidate) {
   const auto& in = d.input();
-  return measure_pair(in.reference.gradient(in.measure.step, reference), in.candidate.gradient(in.measure.step, candidate)).relative_l2();
+  return measure_pair(in.reference.gradient(in.measure.step, reference), in.candidate.gradient(in.measure.step, candidate))
+      .relative_l2();
 }
 
 bool norms_match(const ParameterMeasure& candidate, const ParameterMeasure& reference, double tolerance) {
@@ -138,9 +139,9 @@ void find_exchanged(Deviations& deviations) {
       rest.insert(rest.end(), names.begin(), names.end());
       continue;
     }
-    deviations.add("swapped_layers",
-                   fmt::format("layers {} and {} have each other's gradients in {} parameters", pair.first, pair.second, names.size()),
-                   names);
+    deviations.add(
+        "swapped_layers",
+        fmt::format("layers {} and {} have each other's gradients in {} parameters", pair.first, pair.second, names.size()), names);
   }
   for (std::size_t i = 0; i + 1 < rest.size(); i += 2) {
     deviations.add("swapped_parameters", fmt::format("{} and {} have each other's gradients", rest[i], rest[i + 1]),
@@ -153,8 +154,8 @@ void find_transposed(Deviations& deviations) {
     if (p->shape.size() != 2 || p->shape[0] < 2 || p->shape[1] < 2 || p->statistics.elements > kLargestTransposed) continue;
     if (p->statistics.estimated || !norms_match(*p, *p, deviations.tolerance(p->name))) continue;
     if (!is_transposed(deviations, *p)) continue;
-    deviations.add("transposed_parameter", fmt::format("{} ({} x {}) is the reference's, transposed", p->name, p->shape[0], p->shape[1]),
-                   {p->name});
+    deviations.add("transposed_parameter",
+                   fmt::format("{} ({} x {}) is the reference's, transposed", p->name, p->shape[0], p->shape[1]), {p->name});
   }
 }
 
@@ -172,13 +173,14 @@ void find_earlier_step(Deviations& deviations) {
   for (const auto* p : open) names.push_back(p->name);
   const auto step = deviations.input().measure.step;
   if (all_probes(deviations, probes, *earlier, 0)) {
-    deviations.add("stale_gradient", fmt::format("step {} repeats the gradient of step {} ({} of {} parameters examined)", step,
-                                                 *earlier, probes.size(), names.size()),
+    deviations.add("stale_gradient",
+                   fmt::format("step {} repeats the gradient of step {} ({} of {} parameters examined)", step, *earlier,
+                               probes.size(), names.size()),
                    names);
   } else if (all_probes(deviations, probes, *earlier, 1)) {
     deviations.add("gradient_not_cleared",
-                   fmt::format("step {} is the sum of the gradients of steps {} and {} ({} of {} parameters examined)", step, *earlier,
-                               step, probes.size(), names.size()),
+                   fmt::format("step {} is the sum of the gradients of steps {} and {} ({} of {} parameters examined)", step,
+                               *earlier, step, probes.size(), names.size()),
                    names);
   }
 }

@@ -18,11 +18,11 @@ constexpr double kMostLayers = 0.8;
 bool is_state_weight(const std::string& kind) { return makes_state(kind) && kind.find("norm") == std::string::npos; }
 
 struct Pattern {
-  std::set<std::int64_t> state_layers;      // layers that have state weights
-  std::set<std::int64_t> losing_layers;     // those where a state weight deviates
-  double least_loss = 2, most_loss = 0;     // relative L2 of the deviating state weights
-  std::vector<std::string> agreeing;        // what acts after the last layer's state and agrees
-  bool tail_deviates = false;               // something there deviates after all
+  std::set<std::int64_t> state_layers;        // layers that have state weights
+  std::set<std::int64_t> losing_layers;       // those where a state weight deviates
+  double least_loss = 2, most_loss = 0;       // relative L2 of the deviating state weights
+  std::vector<std::string> agreeing;          // what acts after the last layer's state and agrees
+  bool tail_deviates = false;                 // something there deviates after all
   std::vector<std::string> others_deviating;  // deviating parameters that make no state
 };
 
@@ -108,11 +108,12 @@ void find_cut_prompt(Deviations& d) {
           open_names(d));
     return;
   }
-  d.add("detached_prompt",
-        fmt::format("the gradient through the prompt's state is missing, wholly or in part: key, value and state weights are off by "
-                    "{:.0f} to {:.0f} % in {} of {} layers, while what acts after the last layer's state agrees ({})",
-                    100 * p.least_loss, 100 * p.most_loss, p.losing_layers.size(), p.state_layers.size(), listed(p.agreeing)),
-        open_names(d));
+  d.add(
+      "detached_prompt",
+      fmt::format("the gradient through the prompt's state is missing, wholly or in part: key, value and state weights are off by "
+                  "{:.0f} to {:.0f} % in {} of {} layers, while what acts after the last layer's state agrees ({})",
+                  100 * p.least_loss, 100 * p.most_loss, p.losing_layers.size(), p.state_layers.size(), listed(p.agreeing)),
+      open_names(d));
 }
 
 }  // namespace longstraw::compare

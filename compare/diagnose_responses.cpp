@@ -176,26 +176,29 @@ bool find_in_logprobs(Deviations& d, const Responses& b, const Responses& a) {
   const LogprobCounts c = count_logprobs(b, a, tolerance);
   if (c.off == 0) return false;
   if (2 * c.shifted > c.responses) {
-    d.add("missing_boundary_token",
-          fmt::format("the log-probabilities of {} of {} responses are the reference's from its second token on: the first response "
-                      "token is left out",
-                      c.shifted, c.responses),
-          open_names(d));
+    d.add(
+        "missing_boundary_token",
+        fmt::format("the log-probabilities of {} of {} responses are the reference's from its second token on: the first response "
+                    "token is left out",
+                    c.shifted, c.responses),
+        open_names(d));
   } else if (2 * c.only_first > c.responses) {
     d.add("wrong_boundary_token",
-          fmt::format("in {} of {} responses only the first token's log-probability differs (by {:.3g}): the one that the last prompt "
-                      "token predicts",
-                      c.only_first, c.responses, c.error),
+          fmt::format(
+              "in {} of {} responses only the first token's log-probability differs (by {:.3g}): the one that the last prompt "
+              "token predicts",
+              c.only_first, c.responses, c.error),
           open_names(d));
   } else if (2 * c.off > c.tokens) {
-    d.add("stale_weights",
-          fmt::format("the log-probabilities of {} of {} tokens differ (by {:.3g}): other weights, or state made by other weights{}",
-                      c.off, c.tokens, c.error,
-                      equals_old(b, a, tolerance) ? "; they equal the old log-probabilities, those of the rollout's weights" : ""),
-          open_names(d));
+    d.add(
+        "stale_weights",
+        fmt::format("the log-probabilities of {} of {} tokens differ (by {:.3g}): other weights, or state made by other weights{}",
+                    c.off, c.tokens, c.error,
+                    equals_old(b, a, tolerance) ? "; they equal the old log-probabilities, those of the rollout's weights" : ""),
+        open_names(d));
   } else {
-    d.add("different_logprobs", fmt::format("the log-probabilities of {} of {} tokens differ (by {:.3g})", c.off, c.tokens, c.error),
-          open_names(d));
+    d.add("different_logprobs",
+          fmt::format("the log-probabilities of {} of {} tokens differ (by {:.3g})", c.off, c.tokens, c.error), open_names(d));
   }
   return true;
 }

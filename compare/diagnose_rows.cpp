@@ -100,9 +100,10 @@ bool find_boundary(Deviations& d, const std::string& matrix, const std::map<std:
   if (!later.is(1) || !(first.is(0) || first.is(2))) return false;
   const bool twice = first.is(2);
   d.add(twice ? "double_counted_boundary_token" : "missing_boundary_token",
-        fmt::format("{}: rows of first response tokens are {:.2f} times the reference's, rows of later ones {:.2f} times: the position of "
-                    "the last prompt token, which predicts the first response token, counts {}",
-                    matrix, first.value(), later.value(), twice ? "twice" : "not at all"),
+        fmt::format(
+            "{}: rows of first response tokens are {:.2f} times the reference's, rows of later ones {:.2f} times: the position of "
+            "the last prompt token, which predicts the first response token, counts {}",
+            matrix, first.value(), later.value(), twice ? "twice" : "not at all"),
         open_names(d));
   return true;
 }

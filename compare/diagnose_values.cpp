@@ -32,9 +32,7 @@ std::string name_of_absence(const std::vector<std::string>& names, const char* o
   return otherwise;
 }
 
-bool is_zeroed(const ParameterMeasure& p) {
-  return p.statistics.candidate_nonzero == 0 && p.statistics.reference_nonzero > 0;
-}
+bool is_zeroed(const ParameterMeasure& p) { return p.statistics.candidate_nonzero == 0 && p.statistics.reference_nonzero > 0; }
 
 std::vector<std::string> take_zeroed_layers(Deviations& deviations, std::map<std::int64_t, std::vector<std::string>> zeroed,
                                             const std::vector<std::string>& names) {
@@ -42,8 +40,9 @@ std::vector<std::string> take_zeroed_layers(Deviations& deviations, std::map<std
   for (const auto& [layer, members] : zeroed) {
     const auto& statistics = deviations.input().measure.by_layer.at(layer);
     if (statistics.candidate_nonzero != 0 || members.size() < 2) continue;
-    deviations.add("zeroed_layer", fmt::format("layer {}: all {} gradients are zero, the reference's norm is {:.3e}", layer,
-                                               members.size(), statistics.reference_norm()),
+    deviations.add("zeroed_layer",
+                   fmt::format("layer {}: all {} gradients are zero, the reference's norm is {:.3e}", layer, members.size(),
+                               statistics.reference_norm()),
                    members);
     std::erase_if(rest, [&](const auto& name) { return std::find(members.begin(), members.end(), name) != members.end(); });
   }
@@ -88,20 +87,22 @@ void find_missing(Deviations& deviations) {
   const auto& measure = deviations.input().measure;
   if (!measure.only_in_reference.empty()) {
     deviations.add(name_of_absence(measure.only_in_reference, "missing_parameter"),
-                   fmt::format("the candidate has no gradient of {}", listed(measure.only_in_reference)), measure.only_in_reference);
+                   fmt::format("the candidate has no gradient of {}", listed(measure.only_in_reference)),
+                   measure.only_in_reference);
   }
   if (!measure.only_in_candidate.empty()) {
     deviations.add("additional_parameter", fmt::format("the reference has no gradient of {}", listed(measure.only_in_candidate)),
                    measure.only_in_candidate);
   }
   for (const auto& shape : measure.shapes) {
-    const bool reversed = std::equal(shape.reference.begin(), shape.reference.end(), shape.candidate.rbegin(), shape.candidate.rend());
-    deviations.add(reversed ? "transposed_parameter" : "different_shape",
-                   fmt::format("{}: shape {}x{} against {}x{}", shape.name, shape.candidate.empty() ? 0 : shape.candidate.front(),
-                               shape.candidate.empty() ? 0 : shape.candidate.back(),
-                               shape.reference.empty() ? 0 : shape.reference.front(),
-                               shape.reference.empty() ? 0 : shape.reference.back()),
-                   {shape.name});
+    const bool reversed =
+        std::equal(shape.reference.begin(), shape.reference.end(), shape.candidate.rbegin(), shape.candidate.rend());
+    deviations.add(
+        reversed ? "transposed_parameter" : "different_shape",
+        fmt::format("{}: shape {}x{} against {}x{}", shape.name, shape.candidate.empty() ? 0 : shape.candidate.front(),
+                    shape.candidate.empty() ? 0 : shape.candidate.back(), shape.reference.empty() ? 0 : shape.reference.front(),
+                    shape.reference.empty() ? 0 : shape.reference.back()),
+        {shape.name});
   }
 }
 
@@ -116,13 +117,14 @@ void find_zeroed(Deviations& deviations) {
   if (names.empty()) return;
   const auto& whole = deviations.input().measure.whole;
   if (whole.candidate_nonzero == 0) {
-    deviations.add("zero_gradient", fmt::format("the whole gradient is zero, the reference's norm is {:.3e}", whole.reference_norm()),
-                   names);
+    deviations.add("zero_gradient",
+                   fmt::format("the whole gradient is zero, the reference's norm is {:.3e}", whole.reference_norm()), names);
     return;
   }
   const auto rest = take_zeroed_layers(deviations, by_layer, names);
   if (rest.empty()) return;
-  deviations.add(name_of_absence(rest, "zeroed_parameter"), fmt::format("the gradient is zero, the reference's is not: {}", listed(rest)), rest);
+  deviations.add(name_of_absence(rest, "zeroed_parameter"),
+                 fmt::format("the gradient is zero, the reference's is not: {}", listed(rest)), rest);
 }
 
 void find_wrong_sign(Deviations& deviations) {
@@ -130,13 +132,15 @@ void find_wrong_sign(Deviations& deviations) {
   double highest = -1;
   for (const auto* p : deviations.open()) {
     // Beyond the residual that rounding leaves, a reversed gradient is reversed in every element.
-    if (!(p->statistics.cosine() < 0) || p->statistics.residual() > std::max(deviations.tolerance(p->name), kCosineResolution)) continue;
+    if (!(p->statistics.cosine() < 0) || p->statistics.residual() > std::max(deviations.tolerance(p->name), kCosineResolution))
+      continue;
     names.push_back(p->name);
     highest = std::max(highest, p->statistics.cosine());
   }
   if (names.empty()) return;
   const bool whole = names.size() == deviations.input().measure.parameters.size();
-  deviations.add("wrong_sign", fmt::format("{}: cosine {:.6f}", whole ? "the whole gradient is reversed" : listed(names), highest), names);
+  deviations.add("wrong_sign", fmt::format("{}: cosine {:.6f}", whole ? "the whole gradient is reversed" : listed(names), highest),
+                 names);
 }
 
 void find_constant_factor(Deviations& deviations) {

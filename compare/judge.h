@@ -11,7 +11,7 @@
 namespace longstraw::compare {
 
 struct Check {
-  std::string what;       // "relative L2 over all parameters"
+  std::string what;  // "relative L2 over all parameters"
   double measured = 0;
   double bound = 0;
   std::string reason;     // why this bound

@@ -57,12 +57,14 @@ NoiseRecord::NoiseRecord(const RecordReader& reference_record, const std::string
     }
     reference.emplace(step, measure_step(record, reference_record, step));
     if (!reference.at(step).same_parameters()) {
-      throw FormatError(fmt::format("record {}: /steps/{}: other parameters than the reference's", path, core::record::step_name(step)));
+      throw FormatError(
+          fmt::format("record {}: /steps/{}: other parameters than the reference's", path, core::record::step_name(step)));
     }
   }
 }
 
-Report compare_records(const RecordReader& reference, const RecordReader& candidate, const NoiseRecord* noise, const Policy& policy) {
+Report compare_records(const RecordReader& reference, const RecordReader& candidate, const NoiseRecord* noise,
+                       const Policy& policy) {
   require_usable(reference, policy);
   require_usable(candidate, policy);
   require_same_inputs(reference, candidate);

@@ -28,7 +28,8 @@ json quantiles_json(const PairStatistics& s) {
 
 json facts_json(const RecordFacts& facts) {
   const auto& h = facts.header;
-  return {{"path", facts.path}, {"arm", h.arm}, {"dtype", h.dtype}, {"device", h.device}, {"world_size", h.world_size}, {"closed", facts.closed}};
+  return {{"path", facts.path},         {"arm", h.arm},          {"dtype", h.dtype}, {"device", h.device},
+          {"world_size", h.world_size}, {"closed", facts.closed}};
 }
 
 json parameters_json(const StepMeasure& measure) {
@@ -71,18 +72,19 @@ std::string key_text(std::int64_t key) { return std::to_string(key); }
 }  // namespace
 
 json statistics_json(const PairStatistics& s) {
-  return {{"cosine", json_number(s.cosine())},
-          {"relative_l2", json_number(s.relative_l2())},
-          {"norm_ratio", json_number(s.norm_ratio())},
-          {"sign_agreement", known(s.sign_agreement(), s)},
-          {"update_cosine", known(s.update_cosine(), s)},
-          {"elements", s.elements},
-          {"reference_norm", json_number(s.reference_norm())},
-          {"max_error", {{"value", known(s.error_quantile(1), s)}, {"parameter", s.max_error_parameter}, {"index", s.max_error_index}}},
-          {"error_quantiles", quantiles_json(s)},
-          {"nonfinite",
-           {{"reference", s.reference_nonfinite}, {"candidate", s.candidate_nonfinite}, {"unmatched", s.unmatched_nonfinite}}},
-          {"estimated", s.estimated}};
+  return {
+      {"cosine", json_number(s.cosine())},
+      {"relative_l2", json_number(s.relative_l2())},
+      {"norm_ratio", json_number(s.norm_ratio())},
+      {"sign_agreement", known(s.sign_agreement(), s)},
+      {"update_cosine", known(s.update_cosine(), s)},
+      {"elements", s.elements},
+      {"reference_norm", json_number(s.reference_norm())},
+      {"max_error", {{"value", known(s.error_quantile(1), s)}, {"parameter", s.max_error_parameter}, {"index", s.max_error_index}}},
+      {"error_quantiles", quantiles_json(s)},
+      {"nonfinite",
+       {{"reference", s.reference_nonfinite}, {"candidate", s.candidate_nonfinite}, {"unmatched", s.unmatched_nonfinite}}},
+      {"estimated", s.estimated}};
 }
 
 json gradient_json(const StepReport& step) {
@@ -90,12 +92,10 @@ json gradient_json(const StepReport& step) {
   result.erase("update_cosine");
   const auto& floor = step.judgement.noise_floor;
   result["noise_floor_relative_l2"] = floor ? json_number(*floor) : json(nullptr);
-  result["multiples_of_noise_floor"] =
-      floor && *floor > 0 ? json_number(step.measure.whole.relative_l2() / *floor) : json(nullptr);
+  result["multiples_of_noise_floor"] = floor && *floor > 0 ? json_number(step.measure.whole.relative_l2() / *floor) : json(nullptr);
   const auto* worst = step.measure.worst();
   result["worst_parameter"] =
-      worst == nullptr ? json(nullptr)
-                       : json{{"name", worst->name}, {"relative_l2", json_number(worst->statistics.relative_l2())}};
+      worst == nullptr ? json(nullptr) : json{{"name", worst->name}, {"relative_l2", json_number(worst->statistics.relative_l2())}};
   return result;
 }
 

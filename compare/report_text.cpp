@@ -31,7 +31,8 @@ std::string whole_text(const StepReport& step) {
   if (!s.estimated) {
     text += fmt::format("  |error| quantiles: 50 % {:.2e}   90 % {:.2e}   99 % {:.2e}   largest {:.2e}\n", s.error_quantile(0.5),
                         s.error_quantile(0.9), s.error_quantile(0.99), s.error_quantile(1));
-    if (s.max_error_index >= 0 && s.max_error > 0) text += fmt::format("  the largest at {}[{}]\n", s.max_error_parameter, s.max_error_index);
+    if (s.max_error_index >= 0 && s.max_error > 0)
+      text += fmt::format("  the largest at {}[{}]\n", s.max_error_parameter, s.max_error_index);
   }
   if (s.reference_nonfinite + s.candidate_nonfinite > 0) {
     text += fmt::format("  non-finite values: reference {}, candidate {}, on one side only {}\n", s.reference_nonfinite,
@@ -77,9 +78,8 @@ std::string parameters_text(const StepReport& step, bool all) {
   std::vector<const ParameterMeasure*> sorted;
   for (const auto& p : step.measure.parameters) sorted.push_back(&p);
   if (!all) {
-    std::stable_sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) {
-      return a->statistics.relative_l2() > b->statistics.relative_l2();
-    });
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const auto* a, const auto* b) { return a->statistics.relative_l2() > b->statistics.relative_l2(); });
     sorted.resize(std::min<std::size_t>(sorted.size(), 5));
   }
   std::string text = statistics_header(all ? "parameter" : "worst parameters");
@@ -112,8 +112,8 @@ std::string statistics_row(const std::string& name, const PairStatistics& s, con
   const auto known = [&](double value) { return s.estimated ? std::string("-") : fmt::format("{:.4f}", value); };
   const std::string multiple =
       noise_floor && *noise_floor > 0 ? fmt::format("{:.3g}", s.relative_l2() / *noise_floor) : std::string("-");
-  return fmt::format("{:<{}} {:>9.6f} {:>9.2e} {:>9.6f} {:>7} {:>7} {:>8}\n", shortened(name), kNameColumns, s.cosine(), s.relative_l2(),
-                     s.norm_ratio(), known(s.sign_agreement()), known(s.update_cosine()), multiple);
+  return fmt::format("{:<{}} {:>9.6f} {:>9.2e} {:>9.6f} {:>7} {:>7} {:>8}\n", shortened(name), kNameColumns, s.cosine(),
+                     s.relative_l2(), s.norm_ratio(), known(s.sign_agreement()), known(s.update_cosine()), multiple);
 }
 
 std::string checks_text(const Judgement& judgement) {

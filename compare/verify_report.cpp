@@ -60,9 +60,7 @@ void require_gate(const VerifyInputs& inputs) {
 json facts_json(const ArmFacts& facts) {
   json seconds = json::object();
   for (const auto& [phase, value] : facts.seconds) seconds[phase] = json_number(value);
-  return {{"peak_bytes", facts.peak_bytes},
-          {"seconds", seconds},
-          {"loss", facts.loss ? json_number(*facts.loss) : json(nullptr)}};
+  return {{"peak_bytes", facts.peak_bytes}, {"seconds", seconds}, {"loss", facts.loss ? json_number(*facts.loss) : json(nullptr)}};
 }
 
 json arm_json(const ArmReport& arm) {
@@ -155,14 +153,13 @@ json verify_json(const VerifyReport& report) {
 std::string verify_text(const VerifyReport& report) {
   const auto& b = report.batch;
   std::string text = fmt::format("{} prompt(s) of {} tokens, {} responses a group, {} response tokens in all\n\n", b.prompts,
-                                 fmt::join(b.prompt_tokens, ", "), b.group_size,
-                                 [&] {
+                                 fmt::join(b.prompt_tokens, ", "), b.group_size, [&] {
                                    std::int64_t sum = 0;
                                    for (const std::int64_t n : b.response_tokens) sum += n;
                                    return sum;
                                  }());
-  text += fmt::format("{:<10} {:>9} {:>10} {:>9} {:>8} {:>9} {:>10} {:>10}  {}\n", "arm", "cosine", "rel. L2", "ratio", "update", "seconds",
-                      "peak MiB", "loss", "verdict");
+  text += fmt::format("{:<10} {:>9} {:>10} {:>9} {:>8} {:>9} {:>10} {:>10}  {}\n", "arm", "cosine", "rel. L2", "ratio", "update",
+                      "seconds", "peak MiB", "loss", "verdict");
   text += arm_row("reference", report.reference, nullptr, false);
   for (const auto& arm : report.arms) {
     const bool gated = std::find(report.gate.begin(), report.gate.end(), arm.name) != report.gate.end();

@@ -15,9 +15,9 @@
 namespace longstraw::compare {
 
 struct VerifyInputs {
-  std::string reference;                                   // path of the reference arm's record
-  std::vector<std::pair<std::string, std::string>> arms;   // name and path, in the order of the report
-  std::optional<std::string> noise;                        // path of the reference arm in a wider dtype
+  std::string reference;                                  // path of the reference arm's record
+  std::vector<std::pair<std::string, std::string>> arms;  // name and path, in the order of the report
+  std::optional<std::string> noise;                       // path of the reference arm in a wider dtype
   CompareConfig config;
 };
 

@@ -6,9 +6,17 @@ namespace longstraw::core::record {
 namespace {
 
 nlohmann::json describe_header(const RecordHeader& h) {
-  return {{"arm", h.arm},           {"model_sha256", h.model_sha256},   {"data_sha256", h.data_sha256}, {"dtype", h.dtype},
-          {"device", h.device},     {"world_size", h.world_size},       {"seed", h.seed},               {"config", h.config_yaml},
-          {"extra", h.extra},       {"torch_version", h.torch_version}, {"git_commit", h.git_commit},
+  return {{"arm", h.arm},
+          {"model_sha256", h.model_sha256},
+          {"data_sha256", h.data_sha256},
+          {"dtype", h.dtype},
+          {"device", h.device},
+          {"world_size", h.world_size},
+          {"seed", h.seed},
+          {"config", h.config_yaml},
+          {"extra", h.extra},
+          {"torch_version", h.torch_version},
+          {"git_commit", h.git_commit},
           {"deterministic", h.deterministic}};
 }
 

@@ -117,8 +117,8 @@ void GradientReader::State::read_rows(std::int64_t offset, std::int64_t count, d
     const Handle file_space(H5Dget_space(dataset_.id()), &H5Sclose, Doing::kReading, place_);
     hdf5::check(H5Sselect_hyperslab(file_space.id(), H5S_SELECT_SET, start.data(), nullptr, extent.data(), nullptr),
                 Doing::kReading, place_);
-    const Handle memory_space(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), nullptr), &H5Sclose,
-                              Doing::kReading, place_);
+    const Handle memory_space(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), nullptr), &H5Sclose, Doing::kReading,
+                              place_);
     hdf5::check(H5Dread(dataset_.id(), H5T_NATIVE_DOUBLE, memory_space.id(), file_space.id(), H5P_DEFAULT, rows_.data()),
                 Doing::kReading, place_);
   }

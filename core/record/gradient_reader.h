@@ -21,8 +21,8 @@ struct GradientReader::State {
   std::string place_;
   hdf5::Handle dataset_;
   int fd_;
-  std::int64_t file_offset_ = -1;    // of the elements, when they lie in the file as they lie in memory
-  std::vector<double> rows_;         // otherwise: the rows last read
+  std::int64_t file_offset_ = -1;  // of the elements, when they lie in the file as they lie in memory
+  std::vector<double> rows_;       // otherwise: the rows last read
   std::int64_t first_row_ = 0;
 };
 

@@ -54,8 +54,8 @@ void write_numbers(hid_t parent, const std::string& name, const std::vector<T>& 
   const std::string place = where + "/" + name;
   const hsize_t count = values.size();
   const Handle space(H5Screate_simple(1, &count, nullptr), &H5Sclose, doing, place);
-  const Handle dataset(H5Dcreate2(parent, name.c_str(), file_type, space.id(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                       &H5Dclose, doing, place);
+  const Handle dataset(H5Dcreate2(parent, name.c_str(), file_type, space.id(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), &H5Dclose,
+                       doing, place);
   if (!values.empty()) check(H5Dwrite(dataset.id(), memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()), doing, place);
 }
 
@@ -71,8 +71,8 @@ std::size_t length_of(hid_t dataset, const std::string& place) {
 }
 
 template <class T>
-std::vector<T> read_numbers(hid_t parent, const std::string& name, hid_t memory_type,
-                            std::initializer_list<H5T_class_t> wanted, const std::string& where) {
+std::vector<T> read_numbers(hid_t parent, const std::string& name, hid_t memory_type, std::initializer_list<H5T_class_t> wanted,
+                            const std::string& where) {
   const std::string place = where + "/" + name;
   const Handle dataset = open_dataset(parent, name, place);
   const Handle type(H5Dget_type(dataset.id()), &H5Tclose, Doing::kReading, place);
@@ -160,9 +160,10 @@ Handle text_type(std::size_t length, Doing doing, const std::string& where) {
 }
 
 void write_attribute(hid_t object, const std::string& name, const std::string& value, const std::string& where) {
-  // HDF5 has no text of length zero; a single zero byte reads back as the empty string.
-  const Handle type = text_type(std::max<std::size_t>(value.size(), 1), Doing::kWriting, where);
-  write_scalar(object, name, type.id(), type.id(), value.c_str(), where);
+  // Of variable length: h5py then gives text, not bytes.
+  const Handle type = text_type(H5T_VARIABLE, Doing::kWriting, where);
+  const char* pointer = value.c_str();
+  write_scalar(object, name, type.id(), type.id(), &pointer, where);
 }
 
 void write_attribute(hid_t object, const std::string& name, std::int64_t value, const std::string& where) {
@@ -237,8 +238,8 @@ void write_array(hid_t parent, const std::string& name, const std::vector<std::s
   const std::string place = where + "/" + name;
   const hsize_t count = values.size();
   const Handle space(H5Screate_simple(1, &count, nullptr), &H5Sclose, Doing::kWriting, place);
-  const Handle dataset(H5Dcreate2(parent, name.c_str(), type.id(), space.id(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                       &H5Dclose, Doing::kWriting, place);
+  const Handle dataset(H5Dcreate2(parent, name.c_str(), type.id(), space.id(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), &H5Dclose,
+                       Doing::kWriting, place);
   if (values.empty()) return;
   check(H5Dwrite(dataset.id(), type.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes.data()), Doing::kWriting, place);
 }

@@ -67,7 +67,7 @@ bool exists(hid_t parent, const std::string& name);
 // Names of the links of a group, in increasing order of name.
 std::vector<std::string> link_names(hid_t group, const std::string& where);
 
-// --- attributes (scalars; strings are UTF-8, of fixed length)
+// --- attributes (scalars; text is UTF-8)
 void write_attribute(hid_t object, const std::string& name, const std::string& value, const std::string& where);
 void write_attribute(hid_t object, const std::string& name, std::int64_t value, const std::string& where);
 void write_attribute(hid_t object, const std::string& name, double value, const std::string& where);
@@ -90,7 +90,7 @@ std::vector<std::string> read_texts(hid_t parent, const std::string& name, const
 // A dataset's shape.
 std::vector<std::int64_t> shape_of(hid_t dataset, const std::string& where);
 
-// UTF-8 text of `length` bytes, padded with zeros.
+// UTF-8 text of `length` bytes, padded with zeros, or of H5T_VARIABLE length.
 Handle text_type(std::size_t length, Doing doing, const std::string& where);
 
 }  // namespace longstraw::core::record::hdf5

@@ -10,150 +10,22 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <map>
-#include <vector>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include "core/base/errors.h"
+#include "core/record/file_io.h"
+#include "core/record/journal.h"
 
 namespace longstraw::core::record {
 namespace {
 
 constexpr std::size_t kPageBytes = 4096;
-constexpr std::array<char, 8> kMagic{'L', 'S', 'J', 'R', 'N', 'L', '0', '1'};
-constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;  // one write(2) moves less than 2 GiB
 
 using Page = std::array<std::uint8_t, kPageBytes>;
-
-// The name of an errno value, as message text.
-std::string reason(int error) { return std::strerror(error); }
-
-// An open file descriptor.
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-// False with errno set when not everything could be written.
-bool write_all(int fd, const void* data, std::size_t size, std::uint64_t offset) {
-  const auto* bytes = static_cast<const std::uint8_t*>(data);
-  while (size > 0) {
-    const ssize_t done = ::pwrite(fd, bytes, std::min(size, kMaxTransfer), static_cast<off_t>(offset));
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) return false;
-    bytes += done;
-    size -= static_cast<std::size_t>(done);
-    offset += static_cast<std::uint64_t>(done);
-  }
-  return true;
-}
-
-// Bytes past the end of the file read as zero.
-bool read_all(int fd, void* data, std::size_t size, std::uint64_t offset) {
-  auto* bytes = static_cast<std::uint8_t*>(data);
-  while (size > 0) {
-    const ssize_t done = ::pread(fd, bytes, std::min(size, kMaxTransfer), static_cast<off_t>(offset));
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) return false;
-    if (done == 0) {
-      std::memset(bytes, 0, size);
-      return true;
-    }
-    bytes += done;
-    size -= static_cast<std::size_t>(done);
-    offset += static_cast<std::uint64_t>(done);
-  }
-  return true;
-}
-
-// Makes a change of names in the file's folder durable.
-void sync_folder(const std::string& path) {
-  auto folder = std::filesystem::path(path).parent_path();
-  if (folder.empty()) folder = ".";
-  const Descriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (fd.get() >= 0) ::fsync(fd.get());
-}
-
-// A file system without locks (some network mounts) leaves it to the user not to run two writers.
-bool locked_by_another(int fd, int kind) { return ::flock(fd, kind | LOCK_NB) != 0 && errno == EWOULDBLOCK; }
-
-void append(std::vector<std::uint8_t>& out, const void* data, std::size_t size) {
-  const auto* bytes = static_cast<const std::uint8_t*>(data);
-  out.insert(out.end(), bytes, bytes + size);
-}
-
-void append(std::vector<std::uint8_t>& out, std::uint64_t value) { append(out, &value, sizeof value); }
-
-// What a journal holds: the file's length before and after, and the pages that change.
-struct Journal {
-  std::uint64_t old_end = 0;
-  std::uint64_t new_end = 0;
-  std::map<std::uint64_t, std::vector<std::uint8_t>> changes;  // by offset
-
-  std::vector<std::uint8_t> encode() const;
-  // False when the bytes are not a whole journal.
-  bool decode(const std::vector<std::uint8_t>& bytes);
-};
-
-std::vector<std::uint8_t> Journal::encode() const {
-  std::vector<std::uint8_t> out;
-  append(out, kMagic.data(), kMagic.size());
-  append(out, old_end);
-  append(out, new_end);
-  append(out, changes.size());
-  for (const auto& [offset, bytes] : changes) {
-    append(out, offset);
-    append(out, bytes.size());
-    append(out, bytes.data(), bytes.size());
-  }
-  append(out, XXH64(out.data(), out.size(), 0));
-  return out;
-}
-
-bool Journal::decode(const std::vector<std::uint8_t>& bytes) {
-  constexpr std::size_t kWord = sizeof(std::uint64_t);
-  if (bytes.size() < kMagic.size() + 4 * kWord || std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) return false;
-  const std::size_t body = bytes.size() - kWord;
-  std::uint64_t checksum = 0;
-  std::memcpy(&checksum, bytes.data() + body, kWord);
-  if (checksum != XXH64(bytes.data(), body, 0)) return false;
-  std::size_t at = kMagic.size();
-  const auto next = [&] {
-    std::uint64_t value = 0;
-    std::memcpy(&value, bytes.data() + at, kWord);
-    at += kWord;
-    return value;
-  };
-  old_end = next();
-  new_end = next();
-  for (std::uint64_t left = next(); left > 0; --left) {
-    const std::uint64_t offset = next();
-    const std::uint64_t size = next();
-    changes[offset].assign(bytes.begin() + at, bytes.begin() + at + size);
-    at += size;
-  }
-  return true;
-}
 
 }  // namespace
 
 std::string partial_path(const std::string& path) { return path + ".partial"; }
-std::string journal_path(const std::string& path) { return path + ".journal"; }
 
 // What HDF5 calls. `committed_end` bytes of the file are only changed by publish().
 struct JournaledFile::Driver : H5FD_t {
@@ -170,6 +42,31 @@ struct JournaledFile::Driver : H5FD_t {
 
   static Driver& of(H5FD_t* file) { return *static_cast<Driver*>(file); }
   static const Driver& of(const H5FD_t* file) { return *static_cast<const Driver*>(file); }
+
+  // The name is the number of a descriptor that JournaledFile has opened and locked.
+  static H5FD_t* open(const char* name, unsigned, hid_t, haddr_t) {
+    const int fd = ::dup(std::atoi(name));
+    if (fd < 0) return nullptr;
+    auto* driver = new Driver();
+    driver->fd = fd;
+    return driver;
+  }
+
+  static herr_t close(H5FD_t* file) {
+    Driver& driver = of(file);
+    herr_t result = 0;
+    if (driver.publish_on_close && driver.owner != nullptr) {
+      try {
+        driver.owner->publish(driver);
+      } catch (...) {  // no exception may cross HDF5's C frames; die() has told HDF5 why
+        result = -1;
+      }
+    }
+    ::close(driver.fd);
+    if (driver.owner != nullptr) driver.owner->driver_ = nullptr;
+    delete &driver;
+    return result;
+  }
 
   void before_write() const {
     if (owner != nullptr && owner->options_.before_write) owner->options_.before_write();
@@ -264,31 +161,6 @@ Descriptor open_partial(const char* path) {
   }
 }
 
-bool apply(int fd, const Journal& journal, const std::function<void()>& before_write) {
-  for (const auto& [offset, bytes] : journal.changes) {
-    if (before_write) before_write();
-    if (!write_all(fd, bytes.data(), bytes.size(), offset)) return false;
-  }
-  return true;
-}
-
-bool write_journal(const std::string& name, const std::vector<std::uint8_t>& bytes, const JournalOptions& options) {
-  if (options.before_write) options.before_write();
-  const Descriptor fd(::open(name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (fd.get() < 0) return false;
-  // In two halves so that a test can stop between them.
-  const std::size_t half = bytes.size() / 2;
-  if (options.before_write) options.before_write();
-  if (!write_all(fd.get(), bytes.data(), half, 0)) return false;
-  if (options.before_write) options.before_write();
-  if (!write_all(fd.get(), bytes.data() + half, bytes.size() - half, half)) return false;
-  if (options.durable) {
-    if (::fsync(fd.get()) != 0) return false;
-    sync_folder(name);
-  }
-  return true;
-}
-
 }  // namespace
 
 const H5FD_class_t& journaled_driver() {
@@ -302,31 +174,11 @@ const H5FD_class_t& journaled_driver() {
     d.name = "longstraw-journal";
     d.maxaddr = static_cast<haddr_t>(INT64_MAX);
     d.fc_degree = H5F_CLOSE_STRONG;
-    d.open = [](const char* name, unsigned, hid_t, haddr_t) -> H5FD_t* {
-      const int fd = ::dup(std::atoi(name));
-      if (fd < 0) return nullptr;
-      auto* driver = new Driver();
-      driver->fd = fd;
-      return driver;
-    };
-    d.close = [](H5FD_t* file) -> herr_t {
-      Driver& driver = Driver::of(file);
-      herr_t result = 0;
-      if (driver.publish_on_close && driver.owner != nullptr) {
-        try {
-          driver.owner->publish(driver);
-        } catch (const Error&) {
-          result = -1;
-        }
-      }
-      ::close(driver.fd);
-      if (driver.owner != nullptr) driver.owner->driver_ = nullptr;
-      delete &driver;
-      return result;
-    };
+    d.open = &Driver::open;
+    d.close = &Driver::close;
     d.query = [](const H5FD_t*, unsigned long* flags) -> herr_t {
-      *flags = H5FD_FEAT_AGGREGATE_METADATA | H5FD_FEAT_ACCUMULATE_METADATA | H5FD_FEAT_DATA_SIEVE |
-               H5FD_FEAT_AGGREGATE_SMALLDATA | H5FD_FEAT_DEFAULT_VFD_COMPATIBLE;
+      *flags = H5FD_FEAT_AGGREGATE_METADATA | H5FD_FEAT_ACCUMULATE_METADATA | H5FD_FEAT_DATA_SIEVE | H5FD_FEAT_AGGREGATE_SMALLDATA |
+               H5FD_FEAT_DEFAULT_VFD_COMPATIBLE;
       return 0;
     };
     d.get_eoa = [](const H5FD_t* file, H5FD_mem_t) -> haddr_t { return Driver::of(file).eoa; };
@@ -433,13 +285,7 @@ void JournaledFile::publish(Driver& driver) {
     published_ = true;
   } else if (!driver.pages.empty() || driver.eoa != driver.committed_end) {
     const Journal journal = driver.journal();
-    const auto bytes = journal.encode();
-    if (!write_journal(journal_name, bytes, options_)) {
-      const int error = errno;
-      ::unlink(journal_name.c_str());
-      errno = error;
-      require(false, "journal");
-    }
+    require(write_journal(path_, journal, options_.durable, options_.before_write), "journal");
     driver.journal_is_whole = true;
     require(apply(driver.fd, journal, options_.before_write), "write");
     driver.before_write();
@@ -452,37 +298,6 @@ void JournaledFile::publish(Driver& driver) {
   }
   driver.pages.clear();
   driver.committed_end = driver.eoa;
-}
-
-void recover(const std::string& path) {
-  const std::string journal_name = journal_path(path);
-  const Descriptor source(::open(journal_name.c_str(), O_RDONLY | O_CLOEXEC));
-  if (source.get() < 0) return;
-  const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  const int open_error = errno;
-  // A living writer is inside a commit: it needs no help.
-  if (file.get() >= 0 && locked_by_another(file.get(), LOCK_EX)) return;
-  struct stat status {};
-  if (::fstat(source.get(), &status) != 0) return;
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(status.st_size));
-  Journal journal;
-  const bool whole = read_all(source.get(), bytes.data(), bytes.size(), 0) && journal.decode(bytes);
-  if (file.get() < 0) {
-    if (!whole || open_error == ENOENT) return;
-    throw IoError(fmt::format("record {}: its writer died inside a commit; {} heals it, but the record can't be written: {}",
-                              path, journal_name, reason(open_error)));
-  }
-  if (whole) {
-    // Shorter than when the journal was made: some other file, or a damaged one that a journal can't heal.
-    if (::fstat(file.get(), &status) != 0 || static_cast<std::uint64_t>(status.st_size) < std::min(journal.old_end, journal.new_end)) {
-      return;
-    }
-    if (!apply(file.get(), journal, nullptr) || ::ftruncate(file.get(), static_cast<off_t>(journal.new_end)) != 0 ||
-        ::fsync(file.get()) != 0) {
-      throw IoError(fmt::format("record {}: healing it from {} failed: {}", path, journal_name, reason(errno)));
-    }
-  }
-  ::unlink(journal_name.c_str());
 }
 
 }  // namespace longstraw::core::record

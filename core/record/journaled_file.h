@@ -25,7 +25,7 @@ namespace longstraw::core::record {
 struct JournalOptions {
   bool durable = true;  // fsync at each commit: survives a power cut, not only a killed process
   // Called before each step that changes the disk; for tests that stop the process there.
-  std::function<void()> before_write;
+  std::function<void()> before_write = {};
 };
 
 // One file being created. Not for several threads.
@@ -60,11 +60,6 @@ class JournaledFile {
   friend const H5FD_class_t& journaled_driver();
 };
 
-// Heals `path` when a writer died inside a commit; otherwise does nothing. IoError when the journal is whole but the file
-// can't be written.
-void recover(const std::string& path);
-
 std::string partial_path(const std::string& path);
-std::string journal_path(const std::string& path);
 
 }  // namespace longstraw::core::record

@@ -15,7 +15,7 @@
 #include "core/base/errors.h"
 #include "core/record/gradient_reader.h"
 #include "core/record/hdf5.h"
-#include "core/record/journaled_file.h"
+#include "core/record/journal.h"
 #include "core/record/responses.h"
 #include "core/record/rewards.h"
 
@@ -26,9 +26,9 @@ using hdf5::Handle;
 
 namespace {
 
-constexpr std::array<const char*, 14> kHeaderNames{"format",      "format_version", "arm",           "config",     "model_sha256",
-                                                   "data_sha256", "dtype",          "device",        "world_size", "seed",
-                                                   "torch_version", "git_commit",   "deterministic", "closed"};
+constexpr std::array<const char*, 14> kHeaderNames{"format",        "format_version", "arm",           "config",     "model_sha256",
+                                                   "data_sha256",   "dtype",          "device",        "world_size", "seed",
+                                                   "torch_version", "git_commit",     "deterministic", "closed"};
 
 RecordHeader read_header(hid_t file, const std::string& where) {
   const auto text = [&](const char* name) { return hdf5::read_text_attribute(file, name, where); };
@@ -74,7 +74,8 @@ int open_descriptor(const std::string& path, const std::string& where) {
 }
 
 std::int64_t parse_step(const std::string& name, const std::string& where) {
-  const bool digits = !name.empty() && name.size() < 19 && std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+  const bool digits =
+      !name.empty() && name.size() < 19 && std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
   if (!digits) throw FormatError(fmt::format("{}: /steps/{}: expected a step number", where, name));
   return std::stoll(name);
 }

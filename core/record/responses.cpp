@@ -44,7 +44,8 @@ void write_logprobs(hid_t group, const std::vector<ResponseRecord>& responses, c
     if (present != responses.size()) {
       throw ConfigError(fmt::format("{}/{}: given for {} of {} responses", where, name, present, responses.size()));
     }
-    const auto values = flattened<double>(responses, [&](const auto& r) -> const auto& { return *(r.*member); });
+    const auto values = flattened<double>(
+        responses, [&](const auto& r) -> const auto& { return *(r.*member); });
     hdf5::write_array(group, name, values, where);
   }
 }
@@ -95,9 +96,14 @@ void write_responses(hid_t step_group, const std::vector<ResponseRecord>& respon
   hdf5::write_array(id, "reward", column<double>(responses, [](const auto& r) { return r.reward.value_or(kMissing); }), place);
   hdf5::write_array(id, "advantage", column<double>(responses, [](const auto& r) { return r.advantage; }), place);
   hdf5::write_array(id, "offsets", offsets, place);
-  hdf5::write_array(id, "tokens", flattened<std::int64_t>(responses, [](const auto& r) -> const auto& { return r.tokens; }),
+  hdf5::write_array(id, "tokens",
+                    flattened<std::int64_t>(
+                        responses, [](const auto& r) -> const auto& { return r.tokens; }),
                     place);
-  hdf5::write_array(id, "mask", flattened<std::uint8_t>(responses, [](const auto& r) -> const auto& { return r.mask; }), place);
+  hdf5::write_array(id, "mask",
+                    flattened<std::uint8_t>(
+                        responses, [](const auto& r) -> const auto& { return r.mask; }),
+                    place);
   write_logprobs(id, responses, place);
 }
 
@@ -135,8 +141,7 @@ std::vector<ResponseRecord> read_responses(hid_t step_group, const std::string& 
   flat(hdf5::read_ints(id, "mask", place), "mask", [](auto& r, auto from, auto to) { r.mask.assign(from, to); });
   for (const auto& [name, member] : kLogprobs) {
     if (!hdf5::exists(id, name)) continue;
-    flat(hdf5::read_doubles(id, name, place), name,
-         [&, m = member](auto& r, auto from, auto to) { (r.*m).emplace(from, to); });
+    flat(hdf5::read_doubles(id, name, place), name, [&, m = member](auto& r, auto from, auto to) { (r.*m).emplace(from, to); });
   }
   return responses;
 }

@@ -29,8 +29,8 @@ void create_column(hid_t group, const std::string& name, hid_t type, const void*
                        Doing::kWriting, place);
 }
 
-void append_values(hid_t group, const std::string& name, hsize_t old_count, hsize_t added, hid_t memory_type,
-                   const void* values, const std::string& where) {
+void append_values(hid_t group, const std::string& name, hsize_t old_count, hsize_t added, hid_t memory_type, const void* values,
+                   const std::string& where) {
   const std::string place = where + "/" + name;
   const Handle dataset(H5Dopen2(group, name.c_str(), H5P_DEFAULT), &H5Dclose, Doing::kWriting, place);
   const hsize_t count = old_count + added;
@@ -38,8 +38,7 @@ void append_values(hid_t group, const std::string& name, hsize_t old_count, hsiz
   const Handle file_space(H5Dget_space(dataset.id()), &H5Sclose, Doing::kWriting, place);
   hdf5::check(H5Sselect_hyperslab(file_space.id(), H5S_SELECT_SET, &old_count, nullptr, &added, nullptr), Doing::kWriting, place);
   const Handle memory_space(H5Screate_simple(1, &added, nullptr), &H5Sclose, Doing::kWriting, place);
-  hdf5::check(H5Dwrite(dataset.id(), memory_type, memory_space.id(), file_space.id(), H5P_DEFAULT, values), Doing::kWriting,
-              place);
+  hdf5::check(H5Dwrite(dataset.id(), memory_type, memory_space.id(), file_space.id(), H5P_DEFAULT, values), Doing::kWriting, place);
 }
 
 void create_table(hid_t file, const std::string& where) {

@@ -18,8 +18,8 @@ inline constexpr std::int64_t kSketchBuckets = 4096;
 struct Sketch {
   std::vector<std::int64_t> shape;  // of the gradient
   std::uint64_t seed = 0;
-  std::vector<double> buckets;   // finite elements only
-  double squared_norm = 0;       // of the finite elements, exact
+  std::vector<double> buckets;  // finite elements only
+  double squared_norm = 0;      // of the finite elements, exact
   std::int64_t nonfinite = 0;
 
   double norm() const;
@@ -29,8 +29,7 @@ struct Sketch {
 // Adds elements in any split into blocks; `offset` is the index of the first in the row-major gradient.
 class Sketcher {
  public:
-  Sketcher(const std::string& name, std::vector<std::int64_t> shape, std::uint64_t seed,
-           std::int64_t buckets = kSketchBuckets);
+  Sketcher(const std::string& name, std::vector<std::int64_t> shape, std::uint64_t seed, std::int64_t buckets = kSketchBuckets);
   void add(std::int64_t offset, const float* values, std::int64_t count);
   void add(std::int64_t offset, const double* values, std::int64_t count);
   const Sketch& result() const { return sketch_; }

@@ -111,8 +111,8 @@ void StepWriter::write_gradient(const std::string& name, const std::vector<std::
   }
   const bool wide = sizeof(T) == sizeof(double);
   const Handle space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr), &H5Sclose, Doing::kWriting, place);
-  const Handle dataset(H5Dcreate2(s.gradients.id(), name.c_str(), wide ? H5T_IEEE_F64LE : H5T_IEEE_F32LE, space.id(),
-                                  H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+  const Handle dataset(H5Dcreate2(s.gradients.id(), name.c_str(), wide ? H5T_IEEE_F64LE : H5T_IEEE_F32LE, space.id(), H5P_DEFAULT,
+                                  H5P_DEFAULT, H5P_DEFAULT),
                        &H5Dclose, Doing::kWriting, place);
   if (H5Sget_simple_extent_npoints(space.id()) == 0) return;
   hdf5::check(H5Dwrite(dataset.id(), wide ? H5T_NATIVE_DOUBLE : H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, data),

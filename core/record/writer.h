@@ -31,9 +31,9 @@ class JournaledFile;
 struct Sketch;
 
 struct WriterOptions {
-  bool replace = false;  // an existing file of this name goes when the first step is committed, not before
-  bool durable = true;   // fsync at each commit
-  std::function<void()> before_write;  // called before each step that changes the disk; for tests
+  bool replace = false;                     // an existing file of this name goes when the first step is committed, not before
+  bool durable = true;                      // fsync at each commit
+  std::function<void()> before_write = {};  // called before each step that changes the disk; for tests
 };
 
 class StepWriter {
@@ -50,9 +50,9 @@ class StepWriter {
   // Instead of, or beside, the gradient of that name.
   void sketch(const std::string& name, const Sketch& sketch);
   void response(ResponseRecord response);
-  void objective(const std::map<std::string, double>& values);       // must hold `loss`
-  void memory(const std::map<std::string, std::int64_t>& bytes);     // must hold `peak_bytes`
-  void timing(const std::map<std::string, double>& seconds);         // must hold `total`
+  void objective(const std::map<std::string, double>& values);    // must hold `loss`
+  void memory(const std::map<std::string, std::int64_t>& bytes);  // must hold `peak_bytes`
+  void timing(const std::map<std::string, double>& seconds);      // must hold `total`
   // Publishes the step. Needs memory() and timing(); an absent objective is left out.
   void commit();
 

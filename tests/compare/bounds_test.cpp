@@ -94,15 +94,17 @@ TEST(Bounds, CanBeSetByTheConfiguration) {
 
 TEST(Bounds, EachCheckSaysWhy) {
   for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBfloat16}) {
-    for (const auto& check : judge(at_distance(0.5), nullptr, Bounds(dtype, {}, nullptr)).checks) EXPECT_FALSE(check.reason.empty());
+    for (const auto& check : judge(at_distance(0.5), nullptr, Bounds(dtype, {}, nullptr)).checks)
+      EXPECT_FALSE(check.reason.empty());
   }
 }
 
 TEST(Bounds, TheCoarserDtypeOfTheTwoDecides) {
   const TemporaryFolder folder;
   const auto step = synthetic_step();
-  const auto report = compare_records(write_run(folder.file("b.h5"), synthetic_header("reference", "float64"), {step}),
-                                      write_run(folder.file("a.h5"), synthetic_header("exact", "float32"), {step}), std::nullopt, {});
+  const auto report =
+      compare_records(write_run(folder.file("b.h5"), synthetic_header("reference", "float64"), {step}),
+                      write_run(folder.file("a.h5"), synthetic_header("exact", "float32"), {step}), std::nullopt, {});
   EXPECT_EQ(report.dtype, Dtype::kFloat32);
   EXPECT_TRUE(report.pass());
   EXPECT_GT(report.steps[0].measure.whole.relative_l2(), 1e-12);

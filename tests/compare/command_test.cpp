@@ -103,7 +103,8 @@ TEST(Command, ThreeWhenTheReportCannotBeWritten) {
 TEST(Command, HelpIsNoError) {
   const auto help = run({"--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* option : {"--noise", "--json", "--out", "--partial", "--parameters", "Exit status"}) EXPECT_THAT(help.out, HasSubstr(option));
+  for (const char* option : {"--noise", "--json", "--out", "--partial", "--parameters", "Exit status"})
+    EXPECT_THAT(help.out, HasSubstr(option));
 }
 
 }  // namespace

@@ -33,10 +33,12 @@ struct Verdict {
   }
 };
 
-Verdict compare(const std::vector<SyntheticStep>& reference, const std::vector<SyntheticStep>& candidate, const std::string& dtype) {
+Verdict compare(const std::vector<SyntheticStep>& reference, const std::vector<SyntheticStep>& candidate,
+                const std::string& dtype) {
   const TemporaryFolder folder;
-  const auto report = compare_records(write_run(folder.file("reference.h5"), synthetic_header("reference", dtype), reference),
-                                      write_run(folder.file("exact.h5"), synthetic_header("exact", dtype), candidate), std::nullopt, {});
+  const auto report =
+      compare_records(write_run(folder.file("reference.h5"), synthetic_header("reference", dtype), reference),
+                      write_run(folder.file("exact.h5"), synthetic_header("exact", dtype), candidate), std::nullopt, {});
   return {report.pass(), report.steps.back().findings};
 }
 

@@ -51,7 +51,8 @@ TEST(Measure, LayersKindsAndTheRestMakeTheWhole) {
     squares += s.difference_squares;
   }
   for (const auto& [layer, s] : m.by_layer) layers += s.elements;
-  for (const char* name : {"lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"}) outside += m.find(name)->statistics.elements;
+  for (const char* name : {"lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"})
+    outside += m.find(name)->statistics.elements;
   EXPECT_EQ(kinds, m.whole.elements);
   EXPECT_EQ(layers + outside, m.whole.elements);
   EXPECT_NEAR(static_cast<double>(squares / m.whole.difference_squares), 1, 1e-15);

@@ -25,14 +25,14 @@ TEST(Names, KindIsTheNameWithoutNumbers) {
 }
 
 TEST(Names, StateIsMadeByKeysValuesAndRecurrentInputs) {
-  for (const char* kind : {"self_attn.k_proj.weight", "self_attn.v_proj.bias", "input_layernorm.weight", "linear_attn.in_proj_qkvz.weight",
-                           "linear_attn.conv1d.weight", "linear_attn.A_log", "mixer.in_proj.weight", "self_attn.kv_b_proj.weight",
-                           "norm.weight"}) {
+  for (const char* kind :
+       {"self_attn.k_proj.weight", "self_attn.v_proj.bias", "input_layernorm.weight", "linear_attn.in_proj_qkvz.weight",
+        "linear_attn.conv1d.weight", "linear_attn.A_log", "mixer.in_proj.weight", "self_attn.kv_b_proj.weight", "norm.weight"}) {
     EXPECT_TRUE(makes_state(kind)) << kind;
   }
-  for (const char* kind : {"self_attn.q_proj.weight", "self_attn.o_proj.weight", "mlp.down_proj.weight", "linear_attn.out_proj.weight",
-                           "linear_attn.norm.weight", "linear_attn.in_proj_z.weight", "post_attention_layernorm.weight", "model.norm.weight",
-                           "mixer.D", "self_attn.q_norm.weight"}) {
+  for (const char* kind : {"self_attn.q_proj.weight", "self_attn.o_proj.weight", "mlp.down_proj.weight",
+                           "linear_attn.out_proj.weight", "linear_attn.norm.weight", "linear_attn.in_proj_z.weight",
+                           "post_attention_layernorm.weight", "model.norm.weight", "mixer.D", "self_attn.q_norm.weight"}) {
     EXPECT_FALSE(makes_state(kind)) << kind;
   }
 }

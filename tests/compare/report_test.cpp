@@ -118,13 +118,15 @@ TEST(VerifyReport, OnlyGatedArmsDecide) {
   inputs.config.gate = {};
   EXPECT_THAT(message_of<ConfigError>([&] { verify_records(inputs); }), HasSubstr("compare.gate: is empty"));
   inputs.config.gate = {"tail"};
-  EXPECT_THAT(message_of<ConfigError>([&] { verify_records(inputs); }), HasSubstr("tail is no arm of this run (arms: detached, exact)"));
+  EXPECT_THAT(message_of<ConfigError>([&] { verify_records(inputs); }),
+              HasSubstr("tail is no arm of this run (arms: detached, exact)"));
 }
 
 TEST(VerifyReport, TextShowsWhatDetachingDoesByKindAndLayer) {
   const ThreeArms run;
   const auto text = verify_text(verify_records(run.inputs()));
-  EXPECT_THAT(text, AllOf(HasSubstr("self_attn.k_proj.weight"), HasSubstr("layer 3"), HasSubstr("detached_prompt"), HasSubstr("verdict: pass")));
+  EXPECT_THAT(text, AllOf(HasSubstr("self_attn.k_proj.weight"), HasSubstr("layer 3"), HasSubstr("detached_prompt"),
+                          HasSubstr("verdict: pass")));
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100U) << line;
 }
@@ -166,8 +168,10 @@ TEST(Report, RefusesOtherFixedInputsAndSaysWhich) {
   header.data_sha256 = "other";
   header.seed = 4;
   write_run(run.path("exact"), header, {run.exact});
-  const auto message = message_of<FormatError>([&] { compare_records(run.path("reference"), run.path("exact"), std::nullopt, {}); });
-  EXPECT_THAT(message, AllOf(HasSubstr("data_sha256 other, expected b2"), HasSubstr("seed 4, expected 3"), Not(HasSubstr("model_sha256"))));
+  const auto message =
+      message_of<FormatError>([&] { compare_records(run.path("reference"), run.path("exact"), std::nullopt, {}); });
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("data_sha256 other, expected b2"), HasSubstr("seed 4, expected 3"), Not(HasSubstr("model_sha256"))));
   EXPECT_THAT(message_of<FormatError>([&] { verify_records(run.inputs()); }), HasSubstr("exact.h5"));
 }
 
@@ -181,7 +185,8 @@ TEST(Report, RefusesAnInterruptedRunUnlessAsked) {
     step.timing({{"total", 1}});
     step.commit();
   }
-  EXPECT_THAT(message_of<FormatError>([&] { compare_records(run.path("reference"), path, std::nullopt, {}); }), HasSubstr("was not closed"));
+  EXPECT_THAT(message_of<FormatError>([&] { compare_records(run.path("reference"), path, std::nullopt, {}); }),
+              HasSubstr("was not closed"));
   const auto report = compare_records(run.path("reference"), path, std::nullopt, {.config = {}, .accept_unclosed = true});
   EXPECT_FALSE(report.pass()) << "it has no gradients";
 }

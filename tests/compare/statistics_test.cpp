@@ -153,7 +153,8 @@ RC_GTEST_PROP(StatisticsProperties, MergingPartsGivesTheWhole, ()) {
 }
 
 RC_GTEST_PROP(StatisticsProperties, AgreesWithLongDoubleOnFiniteValues, ()) {
-  const auto values = *rc::gen::nonEmpty(rc::gen::container<std::vector<std::pair<double, double>>>(rc::gen::pair(finite_double(), finite_double())));
+  const auto values = *rc::gen::nonEmpty(
+      rc::gen::container<std::vector<std::pair<double, double>>>(rc::gen::pair(finite_double(), finite_double())));
   std::vector<double> b, a;
   long double dd = 0, bb = 0;
   for (const auto& [x, y] : values) {

@@ -121,7 +121,8 @@ Gradient output_matrix(Maker& maker, const std::vector<core::record::ResponseRec
       if (weight != options.member_weight.end()) factor *= weight->second;
       for (std::int64_t v = 0; v < kVocabulary; ++v) {
         const double error = (v == r.tokens[t] ? 1.0 : 0.0) - probabilities[static_cast<std::size_t>(v)] / sum;
-        for (std::int64_t h = 0; h < kHidden; ++h) g.values[static_cast<std::size_t>(v * kHidden + h)] += factor * error * hidden[h];
+        for (std::int64_t h = 0; h < kHidden; ++h)
+          g.values[static_cast<std::size_t>(v * kHidden + h)] += factor * error * hidden[h];
       }
     }
   }
@@ -166,7 +167,7 @@ void add_rounding(SyntheticStep& step, double size, std::uint64_t seed) {
 }
 
 std::string write_run(const std::string& path, const core::record::RecordHeader& header, const std::vector<SyntheticStep>& steps) {
-  core::record::RecordWriter writer(path, header, {.replace = true, .durable = false, .before_write = {}});
+  core::record::RecordWriter writer(path, header, {.replace = true, .durable = false});
   for (std::size_t i = 0; i < steps.size(); ++i) {
     auto step = writer.begin_step(static_cast<std::int64_t>(i));
     for (const auto& [name, g] : steps[i].gradients) {

@@ -29,7 +29,7 @@ struct SyntheticOptions {
   bool biases = true;
   bool recurrent = false;  // every layer but the last is a gated delta rule layer
   std::uint64_t seed = 1;
-  double first_weight = 1;  // weight of the first response token in the output matrix
+  double first_weight = 1;                       // weight of the first response token in the output matrix
   std::map<std::int64_t, double> member_weight;  // of all tokens of a member there; 1 where absent
 };
 

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "core/base/errors.h"
+#include "core/record/journal.h"
 #include "core/record/journaled_file.h"
 #include "core/record/reader.h"
 #include "core/record/writer.h"
@@ -32,7 +33,7 @@ constexpr int kStopped = 77;
     if (changes++ == stop_at) ::_exit(kStopped);
   };
   try {
-    RecordWriter writer(path, sample_header(), {.replace = false, .durable = false, .before_write = count});
+    RecordWriter writer(path, sample_header(), {.durable = false, .before_write = count});
     for (std::int64_t step = 0; step < kSteps; ++step) write_sample_step(writer, step);
     writer.close();
   } catch (const std::exception& error) {
@@ -89,7 +90,7 @@ TEST(Crash, KilledAtRandomMomentsLeavesWholeSteps) {
     const auto path = folder.file(fmt::format("r{}.h5", trial));
     const pid_t child = ::fork();
     if (child == 0) {
-      RecordWriter writer(path, sample_header(), {.replace = false, .durable = false, .before_write = {}});
+      RecordWriter writer(path, sample_header(), {.durable = false});
       for (std::int64_t step = 0;; ++step) write_sample_step(writer, step);
     }
     std::this_thread::sleep_for(std::chrono::microseconds(2000 + 1777 * trial));
@@ -113,7 +114,7 @@ TEST(Crash, KilledAtRandomMomentsLeavesWholeSteps) {
     ::setrlimit(RLIMIT_FSIZE, &nothing);
   };
   try {
-    RecordWriter writer(path, sample_header(), {.replace = false, .durable = false, .before_write = fill});
+    RecordWriter writer(path, sample_header(), {.durable = false, .before_write = fill});
     for (std::int64_t step = 0; step < kSteps; ++step) write_sample_step(writer, step);
     writer.close();
   } catch (const IoError&) {

@@ -165,7 +165,8 @@ TEST(Reader, ReadsChunkedAndCompressedGradientsOfOtherTools) {
     const hid_t creation = H5Pcreate(H5P_DATASET_CREATE);
     H5Pset_chunk(creation, 2, kChunk);
     H5Pset_deflate(creation, 4);
-    const hid_t dataset = H5Dcreate2(file, "/steps/000000/gradients/chunked", H5T_IEEE_F32BE, space, H5P_DEFAULT, creation, H5P_DEFAULT);
+    const hid_t dataset =
+        H5Dcreate2(file, "/steps/000000/gradients/chunked", H5T_IEEE_F32BE, space, H5P_DEFAULT, creation, H5P_DEFAULT);
     H5Dwrite(dataset, H5T_NATIVE_DOUBLE, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data());
     H5Dclose(dataset);
     H5Pclose(creation);

@@ -52,7 +52,8 @@ TEST(Record, KeepsNamesShapesAndDtypesWithoutReadingElements) {
   RecordWriter writer(path, sample_header());
   write_sample_step(writer, 0);
   writer.close();
-  const GradientInfo matrix{.name = "model.layers.0.self_attn.q_proj.weight", .shape = {40, 60}, .dtype = "float32", .elements = 2400};
+  const GradientInfo matrix{
+      .name = "model.layers.0.self_attn.q_proj.weight", .shape = {40, 60}, .dtype = "float32", .elements = 2400};
   const GradientInfo norm{.name = "model.norm.weight", .shape = {64}, .dtype = "float64", .elements = 64};
   EXPECT_THAT(RecordReader(path).gradients(0), ElementsAre(matrix, norm));
 }
@@ -114,7 +115,7 @@ TEST(Record, HoldsAConfigLongerThanAnOldAttribute) {
 TEST(Record, ManyStepsAndRewardRowsReadBack) {
   const TemporaryFolder folder;
   const auto path = folder.file("r.h5");
-  RecordWriter writer(path, sample_header(), {.replace = false, .durable = false, .before_write = {}});
+  RecordWriter writer(path, sample_header(), {.durable = false});
   constexpr std::int64_t kSteps = 300;
   for (std::int64_t step = 0; step < kSteps; ++step) write_sample_step(writer, step);
   writer.close();
@@ -162,7 +163,8 @@ TEST(Record, RefusesWrongUseByName) {
   {
     auto step = writer.begin_step(0);
     step.gradient("w", {1}, &one);
-    EXPECT_THAT(message_of<ConfigError>([&] { step.gradient("w", {1}, &one); }), HasSubstr("/steps/000000/gradients/w: given twice"));
+    EXPECT_THAT(message_of<ConfigError>([&] { step.gradient("w", {1}, &one); }),
+                HasSubstr("/steps/000000/gradients/w: given twice"));
     EXPECT_THAT(message_of<ConfigError>([&] { step.gradient("a/b", {1}, &one); }), HasSubstr("a/b"));
     EXPECT_THAT(message_of<ConfigError>([&] { step.memory({{"state", 1}}); }), HasSubstr("peak_bytes"));
     EXPECT_THAT(message_of<ConfigError>([&] { step.timing({{"capture", 1}}); }), HasSubstr("total"));
@@ -189,7 +191,7 @@ TEST(Record, DoesNotTouchAnExistingFileUnlessAsked) {
   }
   EXPECT_THAT(message_of<IoError>([&] { RecordWriter again(path, sample_header()); }), HasSubstr("exists already"));
   {
-    RecordWriter replacing(path, sample_header(), {.replace = true, .durable = true, .before_write = {}});
+    RecordWriter replacing(path, sample_header(), {.replace = true});
     EXPECT_NO_THROW(check_sample_step(path, 0));  // the old one stays until the first commit
     write_sample_step(replacing, 5);
     replacing.close();
@@ -203,7 +205,7 @@ TEST(Record, TwoWritersDoNotMeet) {
   RecordWriter first(path, sample_header());
   EXPECT_THAT(message_of<IoError>([&] { RecordWriter second(path, sample_header()); }), HasSubstr("another process is writing"));
   write_sample_step(first, 0);
-  EXPECT_THAT(message_of<IoError>([&] { RecordWriter second(path, sample_header(), {.replace = true, .durable = true, .before_write = {}}); }),
+  EXPECT_THAT(message_of<IoError>([&] { RecordWriter second(path, sample_header(), {.replace = true}); }),
               HasSubstr("another process is writing it"));
 }
 

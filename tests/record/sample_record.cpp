@@ -1,5 +1,6 @@
 #include "tests/record/sample_record.h"
 
+#include <fmt/format.h>
 #include <stdlib.h>
 
 #include <stdexcept>
@@ -59,7 +60,7 @@ std::vector<ResponseRecord> sample_responses(std::int64_t step) {
   std::vector<ResponseRecord> responses;
   for (std::int64_t member = 0; member < 3; ++member) {
     ResponseRecord r;
-    r.prompt_id = member == 2 ? "längere id" : "p" + std::to_string(step);
+    r.prompt_id = member == 2 ? "längere id" : fmt::format("p{}", step);
     r.group = member / 2;
     r.member = member % 2;
     r.prompt_length = 100 + member;
@@ -77,7 +78,8 @@ std::vector<ResponseRecord> sample_responses(std::int64_t step) {
 }
 
 std::vector<RewardRow> sample_rewards(std::int64_t step) {
-  RewardRow first{.step = step, .split = "train", .prompt_id = "p", .member = 0, .reward = 1.5, .parts = {{"correct", 1.0}}, .length = 3};
+  RewardRow first{
+      .step = step, .split = "train", .prompt_id = "p", .member = 0, .reward = 1.5, .parts = {{"correct", 1.0}}, .length = 3};
   RewardRow second{.step = step, .split = "eval", .prompt_id = "q", .member = 1, .reward = std::nullopt, .parts = {}, .length = 4};
   if (step > 0) second.parts["format"] = 0.25;
   return {first, second};

@@ -23,7 +23,8 @@ std::vector<double> normal_values(std::size_t count, unsigned seed) {
   return values;
 }
 
-Sketch sketch_of(const std::string& name, const std::vector<double>& values, std::uint64_t seed, std::int64_t buckets = kSketchBuckets) {
+Sketch sketch_of(const std::string& name, const std::vector<double>& values, std::uint64_t seed,
+                 std::int64_t buckets = kSketchBuckets) {
   Sketcher sketcher(name, {static_cast<std::int64_t>(values.size())}, seed, buckets);
   sketcher.add(0, values.data(), static_cast<std::int64_t>(values.size()));
   return sketcher.result();
