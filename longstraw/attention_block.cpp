@@ -1,6 +1,7 @@
 #include "longstraw/attention_block.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 
@@ -16,6 +17,8 @@ bool has_flash_kernel(const at::Tensor& query, const at::Tensor& key, const Bloc
   const bool square = mask.first_query == mask.first_key && query.size(1) == key.size(1);
   return square && (!mask.window || *mask.window >= key.size(1));
 }
+
+int64_t tile_width(int64_t rows) { return std::max<int64_t>(64, kTileElements / std::max<int64_t>(rows, 1)); }
 
 at::ScalarType wide(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
@@ -38,8 +41,7 @@ at::Tensor tile_bias(const BlockMask& mask, int64_t queries, int64_t key_begin, 
 template <class Tile>
 void for_each_tile(const at::Tensor& query_GRd, const at::Tensor& key_GNd, int64_t queries, double scale,
                    const BlockMask& mask, Tile tile) {
-  const int64_t rows = query_GRd.size(0) * query_GRd.size(1);
-  const int64_t width = std::max<int64_t>(64, kTileElements / std::max<int64_t>(rows, 1));
+  const int64_t width = tile_width(query_GRd.size(0) * query_GRd.size(1));
   for (int64_t begin = 0; begin < key_GNd.size(1); begin += width) {
     const int64_t n = std::min(width, key_GNd.size(1) - begin);
     at::Tensor scores = at::matmul(query_GRd, key_GNd.narrow(1, begin, n).transpose(1, 2)).to(wide(query_GRd.scalar_type()));
@@ -107,6 +109,19 @@ BlockGradients backward_tiled(const at::Tensor& grad_HTd, const at::Tensor& quer
 }
 
 }  // namespace
+
+int64_t tile_bytes(int64_t rows, int64_t keys, c10::ScalarType dtype) {
+  // Scores and the gradient of them, wide; in a narrow dtype also the product that one of them was converted from.
+  const auto high = static_cast<int64_t>(c10::elementSize(wide(dtype))), low = static_cast<int64_t>(c10::elementSize(dtype));
+  return rows * std::min(keys, tile_width(rows)) * (2 * high + (low == high ? 0 : low));
+}
+
+int64_t flash_scratch_bytes(int64_t queries, int64_t keys, c10::ScalarType dtype) {
+  // The kernel's own block sizes; each thread has a block of scores and one of their gradient, wide and narrow.
+  const int64_t query_block = queries >= 768 ? 256 : queries >= 192 ? 64 : 32;
+  const auto high = static_cast<int64_t>(c10::elementSize(wide(dtype))), low = static_cast<int64_t>(c10::elementSize(dtype));
+  return at::get_num_threads() * query_block * std::min<int64_t>(keys, 512) * 2 * (high + (low == high ? 0 : low));
+}
 
 PartialAttention attend_block(const at::Tensor& query_HTd, const at::Tensor& key_GNd, const at::Tensor& value_GNd,
                               double scale, const BlockMask& mask) {

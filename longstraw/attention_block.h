@@ -45,6 +45,12 @@ PartialAttention attend_block(const at::Tensor& query_HTd, const at::Tensor& key
 // becomes `other`.
 void merge_partial(PartialAttention& into, const PartialAttention& other);
 
+// Bytes of scores and their gradients that a call without LibTorch's kernel holds at once (backward passes for queries
+// alone, windows, devices other than CPU), for `rows` = H·T rows against `keys` keys.
+int64_t tile_bytes(int64_t rows, int64_t keys, c10::ScalarType dtype);
+// Scratch memory of LibTorch's CPU kernel in a backward pass of `queries` queries against `keys` keys, all threads.
+int64_t flash_scratch_bytes(int64_t queries, int64_t keys, c10::ScalarType dtype);
+
 BlockGradients attend_block_backward(const at::Tensor& grad_HTd, const at::Tensor& query_HTd, const at::Tensor& key_GNd,
                                      const at::Tensor& value_GNd, const PartialAttention& merged, double scale,
                                      const BlockMask& mask, bool want_key_value);

@@ -1,6 +1,8 @@
 #include "longstraw/memory_plan.h"
 
+#include "longstraw/attention_block.h"
 #include "longstraw/loss_head.h"
+#include "longstraw/prefix_attention.h"
 
 #include "core/device/device.h"
 
@@ -14,7 +16,7 @@ namespace {
 class TokenCosts {
  public:
   TokenCosts(const core::model::Architecture& a, c10::ScalarType dtype)
-      : a_(a), size_(static_cast<int64_t>(c10::elementSize(dtype))),
+      : a_(a), dtype_(dtype), size_(static_cast<int64_t>(c10::elementSize(dtype))),
         wide_(static_cast<int64_t>(c10::elementSize(core::device::accumulation_dtype(dtype)))) {}
 
   int64_t state() const { return a_.layers * 2 * a_.kv_heads * a_.head_dim * size_; }
@@ -38,10 +40,23 @@ class TokenCosts {
   int64_t forward_working() const { return (2 * a_.hidden + 3 * a_.intermediate) * size_; }
   // Likewise of a backward pass beyond the graph: the gradients of residual, gate, up and their product.
   int64_t backward_working() const { return (2 * a_.hidden + 3 * a_.intermediate) * size_; }
-  // Two copies of a slice of logits: the log-sum-exp needs one beside the logits themselves.
+  // A slice of logits twice: the log-sum-exp needs a copy beside the logits themselves; in a narrow dtype the gradient of
+  // the output weight also exists before it is added to its accumulator.
   int64_t head(int64_t tokens) const {
-    const int64_t rows = std::min(tokens, logit_rows(a_.vocab));
-    return 2 * rows * a_.vocab * wide_ + 2 * tokens * a_.hidden * size_;
+    const int64_t slice = std::min(tokens, logit_rows(a_.vocab)) * a_.vocab;
+    const int64_t scores = 2 * slice * wide_;
+    const int64_t product = size_ == wide_ ? 0 : slice * (wide_ + size_) + a_.vocab * a_.hidden * size_;
+    return std::max(scores, product) + 2 * tokens * a_.hidden * size_;
+  }
+  // Gradients of `tokens` queries, of their own keys and values and of a block of the past's.
+  int64_t attention_backward(int64_t tokens, int64_t past) const {
+    const int64_t block = std::min(past, kPastBlock);
+    return flash_scratch_bytes(tokens, std::max(tokens, block), dtype_) +
+           (tokens * (3 * queries() + 2 * keys()) + 2 * block * keys()) * size_;
+  }
+  // Scores of `tokens` queries against `past` keys that want no adjoint: that backward pass goes tile by tile.
+  int64_t queries_only(int64_t tokens, int64_t past) const {
+    return past > 0 ? tile_bytes(tokens * a_.heads, past, dtype_) + 4 * tokens * queries() * wide_ : 0;
   }
 
  private:
@@ -49,6 +64,7 @@ class TokenCosts {
   int64_t keys() const { return a_.kv_heads * a_.head_dim; }
 
   const core::model::Architecture& a_;
+  c10::ScalarType dtype_;
   int64_t size_, wide_;
 };
 
@@ -71,7 +87,7 @@ class Walk {
     for (const auto& child : node.children) visit(*child);
     if (node.carries_gradient) {
       const int64_t head = node.loss.empty() ? 0 : costs_.head(tokens);
-      touch((kept ? 0 : graph) + std::max(head, tokens * costs_.backward_working()));
+      touch((kept ? 0 : graph) + widest(tokens, head, node.begin, node.adjoint_from));
       if (kept) kept_ -= graph;
     }
   }
@@ -87,8 +103,13 @@ class Walk {
       for (int64_t i = first; i < std::min(first + config_.replay_batch, count); ++i) {
         tokens += static_cast<int64_t>(node.branches[i].tokens.size());
       }
-      touch(tokens * costs_.graph(true) + std::max(costs_.head(tokens), tokens * costs_.backward_working()));
+      touch(tokens * costs_.graph(true) + widest(tokens, costs_.head(tokens), node.end(), node.branches[first].adjoint_from));
     }
+  }
+  // The widest moment of a backward pass: in the loss, in an MLP, or in an attention.
+  int64_t widest(int64_t tokens, int64_t head, int64_t past, int64_t adjoint_from) const {
+    return std::max({head, tokens * costs_.backward_working(), costs_.attention_backward(tokens, past - std::min(past, adjoint_from)),
+                     costs_.queries_only(tokens, std::min(past, adjoint_from))});
   }
   void touch(int64_t working) { peak_ = std::max(peak_, kept_ + working); }
 

@@ -12,8 +12,6 @@ namespace {
 
 using core::model::AttentionSpec;
 
-// Keys attended over in one call: bounds the key and value gradients that exist before they are added to the adjoint.
-constexpr int64_t kPastBlock = 16384;
 // Queries of a windowed layer are cut so that a tile's keys are not many times its window.
 constexpr int64_t kWindowTile = 256;
 

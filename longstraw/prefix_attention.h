@@ -26,6 +26,10 @@ struct Past {
   int64_t adjoint_from = 0;  // of these, positions >= adjoint_from want their adjoint added to; none if >= tokens
 };
 
+// Keys of the past attended over in one call: bounds the key and value gradients that exist before they are added to
+// the adjoint.
+inline constexpr int64_t kPastBlock = 16384;
+
 // query [S, H, d], key and value [S, G, d] -> [S, H, d]. The gradient of query, key and value goes through autograd;
 // that of the past is added to the state's adjoint when the backward pass runs, and is not computed for positions
 // that want none. The past must hold the same bits at the backward pass as at the forward pass.
