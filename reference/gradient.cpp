@@ -51,8 +51,8 @@ void check_ids(const std::vector<int64_t>& ids, int64_t vocab, const std::string
   if (ids.empty()) throw FormatError(what + ": empty, wanted at least one token");
   const auto outside = std::find_if(ids.begin(), ids.end(), [&](int64_t id) { return id < 0 || id >= vocab; });
   if (outside != ids.end()) {
-    throw FormatError(fmt::format("{}: id {} at {}, wanted 0 to {} (the model's vocabulary)", what, *outside,
-                                  outside - ids.begin(), vocab - 1));
+    throw FormatError(
+        fmt::format("{}: id {} at {}, wanted 0 to {} (the model's vocabulary)", what, *outside, outside - ids.begin(), vocab - 1));
   }
 }
 
@@ -94,7 +94,8 @@ class Trainer {
     const at::ScalarType dtype = core::device::accumulation_dtype(decoder_.dtype());
     for (const auto& parameter : decoder_.parameters()) {
       weights_.push_back(parameter->value);
-      result_.gradients.push_back(at::zeros(parameter->value.sizes(), parameter->value.options().dtype(dtype).requires_grad(false)));
+      result_.gradients.push_back(
+          at::zeros(parameter->value.sizes(), parameter->value.options().dtype(dtype).requires_grad(false)));
     }
     for (size_t prompt = 0; prompt < batch_.size(); ++prompt) {
       result_.logprobs.emplace_back();

@@ -24,13 +24,13 @@ struct RunOptions {
   // Where the prompt's graph is cut, as a second oracle for the detached and tail arms. The prompt state is what tokens
   // x_0 … x_{P-2} leave (the last prompt token belongs to every response). None: no cut. W: the keys and values of all
   // but the last W tokens of the state are constants for every query, and nothing else is; 0: of all of them.
-  std::optional<int64_t> tail_tokens;
+  std::optional<int64_t> tail_tokens = {};
 };
 
 struct ReferenceOptions {
   RunOptions run;
   core::objective::ObjectiveConfig objective;
-  double temperature = 1.0;  // log-probs are of logits divided by it
+  double temperature = 1.0;           // log-probs are of logits divided by it
   int64_t max_completion_length = 1;  // the divisor of dr_grpo
 };
 
@@ -48,6 +48,7 @@ core::model::StepGradient weighted_gradient(const core::model::Decoder& decoder,
 // Logits [R, V] that predict the response's tokens (positions P-1 … P+R-2 of the sequence), in the run's dtype. Carries
 // a graph when gradients are enabled.
 at::Tensor response_logits(const core::model::Decoder& decoder, std::span<const int64_t> prompt_ids,
-                           std::span<const int64_t> completion_ids, core::model::SequenceLengths lengths, const RunOptions& options);
+                           std::span<const int64_t> completion_ids, core::model::SequenceLengths lengths,
+                           const RunOptions& options);
 
 }  // namespace longstraw::reference

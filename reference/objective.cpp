@@ -60,7 +60,8 @@ at::Tensor mask_of(const Response& response, const at::Tensor& like) {
 
 double counted_tokens(const Response& response) {
   if (!response.completion_mask) return double(response.completion_ids.size());
-  return double(std::count_if(response.completion_mask->begin(), response.completion_mask->end(), [](uint8_t m) { return m != 0; }));
+  return double(
+      std::count_if(response.completion_mask->begin(), response.completion_mask->end(), [](uint8_t m) { return m != 0; }));
 }
 
 at::Tensor kl_per_token(Kl kind, const at::Tensor& logprobs_R, const at::Tensor& reference_R) {
@@ -106,7 +107,9 @@ std::vector<std::vector<double>> advantages(const Batch& batch, const ObjectiveC
 }
 
 BatchObjective::BatchObjective(const Batch& batch, const ObjectiveConfig& config, int64_t max_completion_length)
-    : batch_(batch), config_(config), max_completion_length_(double(max_completion_length)),
+    : batch_(batch),
+      config_(config),
+      max_completion_length_(double(max_completion_length)),
       advantages_(reference::advantages(batch, config)) {
   for (const PromptGroup& group : batch) {
     for (size_t member = 0; member < group.responses.size(); ++member) {

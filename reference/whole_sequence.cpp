@@ -32,8 +32,8 @@ at::Tensor textbook(const at::Tensor& query_HSd, const at::Tensor& key_HSd, cons
 
 }  // namespace
 
-at::Tensor WholeSequence::attention(const core::model::AttentionSpec& spec, const at::Tensor& query_SHd,
-                                    const at::Tensor& key_SGd, const at::Tensor& value_SGd) {
+at::Tensor WholeSequence::attention(const core::model::AttentionSpec& spec, const at::Tensor& query_SHd, const at::Tensor& key_SGd,
+                                    const at::Tensor& value_SGd) {
   const int64_t heads = query_SHd.size(1);
   const at::Tensor query_HSd = query_SHd.transpose(0, 1);
   const at::Tensor key_HSd = for_each_query_head(cut_before(key_SGd, cut_), heads);

@@ -21,11 +21,11 @@ struct Architecture {
   int64_t intermediate = 0;  // of the MLP
   int64_t vocab = 0;         // V
   double norm_eps = 1e-6;
-  bool tied_embeddings = false;        // the output weight is the embedding
+  bool tied_embeddings = false;  // the output weight is the embedding
   bool query_key_value_bias = false;
   bool attention_output_bias = false;
   bool mlp_bias = false;
-  bool query_key_norm = false;         // RMSNorm of each query and key head before the rotation
+  bool query_key_norm = false;                 // RMSNorm of each query and key head before the rotation
   std::vector<std::optional<int64_t>> window;  // by layer: key j is visible to query i iff i - window < j <= i
   Rotary rotary;
   std::vector<int64_t> eos_ids;  // generation_config.json's where it names some, else config.json's; may be empty

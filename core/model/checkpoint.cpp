@@ -1,8 +1,8 @@
 #include "core/model/checkpoint.h"
 
 #include "core/base/errors.h"
+#include "core/base/sha256.h"
 #include "core/model/json_reader.h"
-#include "core/model/sha256.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -71,7 +71,8 @@ Checkpoint::Checkpoint(const std::filesystem::path& folder) : folder_(folder) {
   for (const auto& [name, shard] : weight_map) {
     const auto found = tensors_.find(name);
     if (found == tensors_.end() || found->second.file->path().filename() != shard) {
-      throw FormatError(fmt::format("{}: tensor {}: not in {}, where {} says it is", (folder / shard).string(), name, shard, kIndexFile));
+      throw FormatError(
+          fmt::format("{}: tensor {}: not in {}, where {} says it is", (folder / shard).string(), name, shard, kIndexFile));
     }
   }
   for (const auto& [name, entry] : tensors_) {
@@ -85,8 +86,8 @@ void Checkpoint::add(const SafetensorsFile& file) {
   for (const StoredTensor& tensor : file.tensors()) {
     const auto [existing, inserted] = tensors_.try_emplace(tensor.name, Entry{&file, &tensor});
     if (!inserted) {
-      throw FormatError(fmt::format("{}: tensor {}: also in {}", file.path().string(), tensor.name,
-                                    existing->second.file->path().string()));
+      throw FormatError(
+          fmt::format("{}: tensor {}: also in {}", file.path().string(), tensor.name, existing->second.file->path().string()));
     }
   }
 }
@@ -97,7 +98,7 @@ std::string Checkpoint::sha256() const {
     // The length before the text keeps two different lists from running together into the same bytes.
     const std::string head = fmt::format("{} {} {}", name, name_of(entry.tensor->dtype), to_string(entry.tensor->shape));
     hash.update(fmt::format("{}:{}", head.size(), head));
-    hash.update(entry.tensor->bytes);
+    hash.update(entry.tensor->bytes.data(), entry.tensor->bytes.size());
   }
   return hash.hex();
 }

@@ -21,7 +21,8 @@ bool is_redundant(const std::string& name, const Architecture& architecture) {
 }
 
 // All faults at once: a checkpoint of another model differs in many names, and the list says which model it is.
-void check_names_and_shapes(const Checkpoint& checkpoint, const std::vector<ParameterShape>& wanted, const Architecture& architecture) {
+void check_names_and_shapes(const Checkpoint& checkpoint, const std::vector<ParameterShape>& wanted,
+                            const Architecture& architecture) {
   std::vector<std::string> faults;
   std::set<std::string> known;
   for (const auto& [name, shape] : wanted) {
@@ -32,8 +33,10 @@ void check_names_and_shapes(const Checkpoint& checkpoint, const std::vector<Para
       continue;
     }
     const StoredTensor& tensor = *found->second.tensor;
-    if (tensor.shape != shape) faults.push_back(fmt::format("{}: shape {}, wanted {}", name, to_string(tensor.shape), to_string(shape)));
-    if (!is_floating(tensor.dtype)) faults.push_back(fmt::format("{}: dtype {}, wanted a floating-point one", name, name_of(tensor.dtype)));
+    if (tensor.shape != shape)
+      faults.push_back(fmt::format("{}: shape {}, wanted {}", name, to_string(tensor.shape), to_string(shape)));
+    if (!is_floating(tensor.dtype))
+      faults.push_back(fmt::format("{}: dtype {}, wanted a floating-point one", name, name_of(tensor.dtype)));
   }
   for (const auto& [name, entry] : checkpoint.tensors()) {
     if (!known.contains(name) && !is_redundant(name, architecture)) {

@@ -37,11 +37,9 @@ class Decoder {
   virtual TokenPositions positions(const at::Tensor& positions_S, SequenceLengths lengths) const = 0;
   virtual at::Tensor embed(const at::Tensor& ids_S, Execution& execution) const = 0;
   // One layer: hidden [S, D] -> [S, D].
-  virtual at::Tensor layer(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where,
-                           Execution& execution) const = 0;
+  virtual at::Tensor layer(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where, Execution& execution) const = 0;
   // Only what layer n leaves for later tokens; no output.
-  virtual void layer_state(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where,
-                           Execution& execution) const = 0;
+  virtual void layer_state(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where, Execution& execution) const = 0;
   // Final norm, [S, D] -> [S, D]; logits are output_weight() applied to its rows.
   virtual at::Tensor final_norm(const at::Tensor& hidden_SD, Execution& execution) const = 0;
   virtual const Parameter& output_weight() const = 0;  // [V, D]; the embedding when tied

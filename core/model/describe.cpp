@@ -46,19 +46,24 @@ nlohmann::json describe(const std::filesystem::path& folder) {
   int64_t parameters = 0;
   for (const auto& [name, shape] : family.parameters(architecture)) parameters += element_count(shape);
 
-  std::map<std::string, int64_t> elements_by_dtype;
-  int64_t stored_bytes = 0;
-  for (const auto& [name, entry] : checkpoint.tensors()) {
-    elements_by_dtype[std::string(name_of(entry.tensor->dtype))] += element_count(entry.tensor->shape);
-    stored_bytes += int64_t(entry.tensor->bytes.size());
+  std::map<StoredDtype, int64_t> elements;
+  for (const auto& [name, entry] : checkpoint.tensors()) elements[entry.tensor->dtype] += element_count(entry.tensor->shape);
+  nlohmann::json elements_by_dtype = nlohmann::json::object();
+  // The prompt state of a run in the dtype that most weights are stored in.
+  int64_t number_bytes = 0, most = 0;
+  for (const auto& [dtype, count] : elements) {
+    elements_by_dtype[std::string(name_of(dtype))] = count;
+    if (count > most) {
+      most = count;
+      number_bytes = bytes_per_element(dtype);
+    }
   }
   nlohmann::json files = nlohmann::json::array();
   for (const SafetensorsFile& file : checkpoint.files()) {
-    files.push_back({{"name", file.path().filename().string()}, {"tensors", file.tensors().size()},
+    files.push_back({{"name", file.path().filename().string()},
+                     {"tensors", file.tensors().size()},
                      {"bytes", std::filesystem::file_size(file.path())}});
   }
-  // Bytes a number as the checkpoint stores most of its weights: what a run in the stored dtype keeps.
-  const int64_t number_bytes = parameters > 0 ? (stored_bytes + parameters / 2) / parameters : 0;
   struct Kind {
     int64_t layers = 0;
     int64_t bytes = 0;

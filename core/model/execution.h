@@ -29,8 +29,8 @@ struct RotaryTable {
 
 struct AttentionSpec {
   int64_t layer = 0;
-  double scale = 1.0;              // of the scores, head_dim^-0.5 unless the family says otherwise
-  std::optional<int64_t> window;   // key j is visible to query i iff i - window < j <= i; none: all j <= i
+  double scale = 1.0;             // of the scores, head_dim^-0.5 unless the family says otherwise
+  std::optional<int64_t> window;  // key j is visible to query i iff i - window < j <= i; none: all j <= i
 };
 
 class Execution {

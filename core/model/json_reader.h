@@ -19,7 +19,7 @@ class JsonReader {
 
   const std::string& file() const { return file_; }
   const nlohmann::json& json() const { return object_; }
-  bool has(std::string_view key) const;  // present and not null
+  bool has(std::string_view key) const;         // present and not null
   bool is_present(std::string_view key) const;  // present, null included
 
   int64_t positive(std::string_view key) const;
@@ -33,7 +33,7 @@ class JsonReader {
   std::vector<double> positive_numbers(std::string_view key) const;
   std::vector<std::string> texts(std::string_view key) const;
   std::vector<int64_t> ids(std::string_view key) const;  // an id, a list of ids, or nothing
-  JsonReader section(std::string_view key) const;         // of an object inside
+  JsonReader section(std::string_view key) const;        // of an object inside
 
   [[noreturn]] void refuse(std::string_view key, std::string_view wanted) const;
   // A feature that changes the computation and is not carried out here.

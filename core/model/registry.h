@@ -21,7 +21,7 @@ struct ParameterShape {
 
 // What one layer keeps of each token (or once, for a recurrent state) for later tokens, in numbers.
 struct LayerState {
-  std::string kind;             // "full attention", "sliding window of 4096"
+  std::string kind;  // "full attention", "sliding window of 4096"
   int64_t numbers_per_token = 0;
 };
 

@@ -50,8 +50,7 @@ at::Tensor llama3(const Rotary& rotary, at::ScalarType dtype) {
   const at::Tensor is_long = wavelength > original / rotary.low_freq_factor;
   const at::Tensor is_short = wavelength < original / rotary.high_freq_factor;
   const at::Tensor scaled = at::where(is_long, f / rotary.factor, f);
-  const at::Tensor smooth =
-      (original / wavelength - rotary.low_freq_factor) / (rotary.high_freq_factor - rotary.low_freq_factor);
+  const at::Tensor smooth = (original / wavelength - rotary.low_freq_factor) / (rotary.high_freq_factor - rotary.low_freq_factor);
   const at::Tensor between = (1 - smooth) * scaled / rotary.factor + smooth * scaled;
   return at::where(is_long | is_short, scaled, between);
 }
@@ -83,9 +82,7 @@ at::Tensor yarn(const Rotary& rotary, at::ScalarType dtype) {
 
 double yarn_attention_factor(const Rotary& rotary) {
   if (rotary.attention_factor) return *rotary.attention_factor;
-  const auto magnitude = [&](double mscale) {
-    return rotary.factor <= 1 ? 1.0 : 0.1 * mscale * std::log(rotary.factor) + 1.0;
-  };
+  const auto magnitude = [&](double mscale) { return rotary.factor <= 1 ? 1.0 : 0.1 * mscale * std::log(rotary.factor) + 1.0; };
   if (rotary.mscale != 0 && rotary.mscale_all_dim != 0) return magnitude(rotary.mscale) / magnitude(rotary.mscale_all_dim);
   return magnitude(1.0);
 }
@@ -199,9 +196,7 @@ RotaryFrequencies rotary_frequencies(const Rotary& rotary, SequenceLengths lengt
     case RotaryType::kLinear: return {plain(rotary, dtype) / rotary.factor, 1.0};
     case RotaryType::kLlama3: return {llama3(rotary, dtype), 1.0};
     case RotaryType::kYarn: return {yarn(rotary, dtype), yarn_attention_factor(rotary)};
-    case RotaryType::kDynamic:
-      refuse_mixed_lengths(rotary, lengths);
-      return {dynamic_ntk(rotary, lengths.longest, dtype), 1.0};
+    case RotaryType::kDynamic: refuse_mixed_lengths(rotary, lengths); return {dynamic_ntk(rotary, lengths.longest, dtype), 1.0};
     case RotaryType::kLongrope:
       refuse_mixed_lengths(rotary, lengths);
       return {longrope(rotary, lengths.longest, dtype), longrope_attention_factor(rotary)};

@@ -42,12 +42,12 @@ struct Rotary {
   std::optional<double> attention_factor;  // yarn, longrope: stated, instead of derived from factor
   double low_freq_factor = 1.0;            // llama3
   double high_freq_factor = 4.0;
-  double beta_fast = 32.0;                 // yarn
+  double beta_fast = 32.0;  // yarn
   double beta_slow = 1.0;
-  double mscale = 0.0;                     // 0: absent
+  double mscale = 0.0;  // 0: absent
   double mscale_all_dim = 0.0;
   bool truncate = true;
-  std::vector<double> short_factor;        // longrope
+  std::vector<double> short_factor;  // longrope
   std::vector<double> long_factor;
 };
 

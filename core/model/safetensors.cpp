@@ -27,11 +27,11 @@ struct DtypeRow {
   bool floating;
 };
 constexpr std::array kDtypes{
-    DtypeRow{StoredDtype::kF64, "F64", 8, true},    DtypeRow{StoredDtype::kF32, "F32", 4, true},
-    DtypeRow{StoredDtype::kF16, "F16", 2, true},    DtypeRow{StoredDtype::kBf16, "BF16", 2, true},
-    DtypeRow{StoredDtype::kI64, "I64", 8, false},   DtypeRow{StoredDtype::kI32, "I32", 4, false},
-    DtypeRow{StoredDtype::kI16, "I16", 2, false},   DtypeRow{StoredDtype::kI8, "I8", 1, false},
-    DtypeRow{StoredDtype::kU8, "U8", 1, false},     DtypeRow{StoredDtype::kBool, "BOOL", 1, false},
+    DtypeRow{StoredDtype::kF64, "F64", 8, true},  DtypeRow{StoredDtype::kF32, "F32", 4, true},
+    DtypeRow{StoredDtype::kF16, "F16", 2, true},  DtypeRow{StoredDtype::kBf16, "BF16", 2, true},
+    DtypeRow{StoredDtype::kI64, "I64", 8, false}, DtypeRow{StoredDtype::kI32, "I32", 4, false},
+    DtypeRow{StoredDtype::kI16, "I16", 2, false}, DtypeRow{StoredDtype::kI8, "I8", 1, false},
+    DtypeRow{StoredDtype::kU8, "U8", 1, false},   DtypeRow{StoredDtype::kBool, "BOOL", 1, false},
 };
 
 const DtypeRow& row_of(StoredDtype dtype) {
@@ -110,8 +110,9 @@ StoredTensor read_entry(const std::string& file, const std::string& name, const 
   const auto wanted = checked_bytes(tensor.shape, row->bytes);
   if (!wanted) refuse(file, name, fmt::format("shape {} is too large", to_string(tensor.shape)));
   if (offsets.end - offsets.begin != uint64_t(*wanted)) {
-    refuse(file, name, fmt::format("data_offsets [{}, {}] hold {} bytes, shape {} of {} wants {}", offsets.begin,
-                                   offsets.end, offsets.end - offsets.begin, to_string(tensor.shape), row->name, *wanted));
+    refuse(file, name,
+           fmt::format("data_offsets [{}, {}] hold {} bytes, shape {} of {} wants {}", offsets.begin, offsets.end,
+                       offsets.end - offsets.begin, to_string(tensor.shape), row->name, *wanted));
   }
   return tensor;
 }
@@ -154,7 +155,8 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
   const auto all = mapping_->bytes();
   uint64_t header_bytes = 0;
   if (all.size() < sizeof(header_bytes)) {
-    throw FormatError(fmt::format("{}: not a safetensors file: {} bytes, the length of the header alone takes 8", file, all.size()));
+    throw FormatError(
+        fmt::format("{}: not a safetensors file: {} bytes, the length of the header alone takes 8", file, all.size()));
   }
   std::memcpy(&header_bytes, all.data(), sizeof(header_bytes));
   if (header_bytes > all.size() - sizeof(header_bytes)) {
@@ -187,11 +189,13 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
   uint64_t expected = 0;
   for (auto& [offsets, tensor] : entries) {
     if (offsets.begin != expected) {
-      refuse(file, tensor.name, fmt::format("begins at byte {}, {} the tensor before it, which ends at {}", offsets.begin,
-                                            offsets.begin < expected ? "inside" : "leaving a gap after", expected));
+      refuse(file, tensor.name,
+             fmt::format("begins at byte {}, {} the tensor before it, which ends at {}", offsets.begin,
+                         offsets.begin < expected ? "inside" : "leaving a gap after", expected));
     }
     if (offsets.end > data.size()) {
-      refuse(file, tensor.name, fmt::format("ends at byte {} of the data, the file has only {}: truncated", offsets.end, data.size()));
+      refuse(file, tensor.name,
+             fmt::format("ends at byte {} of the data, the file has only {}: truncated", offsets.end, data.size()));
     }
     tensor.bytes = data.subspan(offsets.begin, offsets.end - offsets.begin);
     expected = offsets.end;
@@ -232,9 +236,8 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Stor
     if (tensor.name == "__metadata__" || header.contains(tensor.name)) {
       throw ConfigError(fmt::format("{}: tensor {}: the name occurs twice or is reserved", path.string(), tensor.name));
     }
-    header[tensor.name] = {{"dtype", name_of(tensor.dtype)},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {offset, offset + tensor.bytes.size()}}};
+    header[tensor.name] = {
+        {"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes.size()}}};
     offset += tensor.bytes.size();
   }
   std::string text = header.dump();

@@ -14,7 +14,8 @@ void refuse_unsupported(const JsonReader& config) {
   }
   if (config.number("attention_dropout", 0) != 0) config.unsupported("attention_dropout", "only 0 is supported");
   if (config.has("dual_chunk_attention_config")) {
-    config.unsupported("dual_chunk_attention_config", "dual chunk attention is not supported; remove the key to use full attention");
+    config.unsupported("dual_chunk_attention_config",
+                       "dual chunk attention is not supported; remove the key to use full attention");
   }
   if (config.has("quantization_config")) {
     config.unsupported("quantization_config", "quantized checkpoints are not supported; convert it to bf16, fp16 or fp32");
@@ -75,7 +76,8 @@ void read_layer_windows(const JsonReader& config, Architecture& a) {
     if (int64_t(types.size()) != a.layers) config.refuse("layer_types", fmt::format("{} entries, one a layer", a.layers));
     for (size_t n = 0; n < types.size(); ++n) {
       if (types[n] == "sliding_attention") {
-        if (!window) config.refuse("sliding_window", "a window (with use_sliding_window: true): layer_types names sliding_attention");
+        if (!window)
+          config.refuse("sliding_window", "a window (with use_sliding_window: true): layer_types names sliding_attention");
         a.window[n] = window;
       } else if (types[n] != "full_attention") {
         config.refuse("layer_types", "full_attention or sliding_attention");

@@ -72,9 +72,7 @@ class DenseDecoder final : public Decoder {
     return {here_S, rotary_table(rotary_frequencies(architecture_.rotary, lengths, dtype_), here_S, dtype_)};
   }
 
-  at::Tensor embed(const at::Tensor& ids_S, Execution& execution) const override {
-    return execution.embedding(ids_S, *embedding_);
-  }
+  at::Tensor embed(const at::Tensor& ids_S, Execution& execution) const override { return execution.embedding(ids_S, *embedding_); }
 
   at::Tensor layer(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where, Execution& execution) const override {
     const Layer& w = layers_.at(size_t(n));
@@ -114,7 +112,8 @@ class DenseDecoder final : public Decoder {
   }
 
   at::Tensor heads(const Affine& projection, int64_t count, const at::Tensor& normed_SD, Execution& execution) const {
-    return execution.linear(normed_SD, *projection.weight, projection.bias).view({normed_SD.size(0), count, architecture_.head_dim});
+    return execution.linear(normed_SD, *projection.weight, projection.bias)
+        .view({normed_SD.size(0), count, architecture_.head_dim});
   }
 
   at::Tensor rotated_heads(const Affine& projection, const Parameter* norm, int64_t count, const at::Tensor& normed_SD,
