@@ -117,7 +117,8 @@ TEST(Precision, TwentyOptimizerStepsEndAtTheSameParameters) {
       decoders.push_back(std::move(decoder));
     }
     std::vector<at::Tensor> got, wanted, start;
-    for (const auto& parameter : test::tiny_decoder(config_of(family), at::kDouble)->parameters()) start.push_back(parameter->value.detach());
+    const auto untouched = test::tiny_decoder(config_of(family), at::kDouble);
+    for (const auto& parameter : untouched->parameters()) start.push_back(parameter->value.detach());
     for (size_t i = 0; i < decoders[0]->parameters().size(); ++i) {
       got.push_back(decoders[0]->parameters()[i]->value.detach());
       wanted.push_back(decoders[1]->parameters()[i]->value.detach());
