@@ -39,8 +39,8 @@ at::Tensor tile_bias(const BlockMask& mask, int64_t queries, int64_t key_begin, 
 
 // Walks over tiles of keys; `tile` gets the scores [G, rT, n] in wide dtype, masked, and the tile's range of keys.
 template <class Tile>
-void for_each_tile(const at::Tensor& query_GRd, const at::Tensor& key_GNd, int64_t queries, double scale,
-                   const BlockMask& mask, Tile tile) {
+void for_each_tile(const at::Tensor& query_GRd, const at::Tensor& key_GNd, int64_t queries, double scale, const BlockMask& mask,
+                   Tile tile) {
   const int64_t width = tile_width(query_GRd.size(0) * query_GRd.size(1));
   for (int64_t begin = 0; begin < key_GNd.size(1); begin += width) {
     const int64_t n = std::min(width, key_GNd.size(1) - begin);
@@ -54,8 +54,8 @@ void for_each_tile(const at::Tensor& query_GRd, const at::Tensor& key_GNd, int64
   }
 }
 
-PartialAttention attend_tiled(const at::Tensor& query_HTd, const at::Tensor& key_GNd, const at::Tensor& value_GNd,
-                              double scale, const BlockMask& mask) {
+PartialAttention attend_tiled(const at::Tensor& query_HTd, const at::Tensor& key_GNd, const at::Tensor& value_GNd, double scale,
+                              const BlockMask& mask) {
   const int64_t groups = key_GNd.size(0), queries = query_HTd.size(1);
   const at::Tensor query_GRd = group_rows(query_HTd, groups);
   const auto options = query_HTd.options().dtype(wide(query_HTd.scalar_type()));
@@ -80,8 +80,8 @@ PartialAttention attend_tiled(const at::Tensor& query_HTd, const at::Tensor& key
 }
 
 BlockGradients backward_tiled(const at::Tensor& grad_HTd, const at::Tensor& query_HTd, const at::Tensor& key_GNd,
-                              const at::Tensor& value_GNd, const PartialAttention& merged, double scale,
-                              const BlockMask& mask, bool want_key_value) {
+                              const at::Tensor& value_GNd, const PartialAttention& merged, double scale, const BlockMask& mask,
+                              bool want_key_value) {
   const int64_t groups = key_GNd.size(0), queries = query_HTd.size(1);
   const auto high = wide(query_HTd.scalar_type());
   const at::Tensor query_GRd = group_rows(query_HTd, groups), grad_GRd = group_rows(grad_HTd, groups);
@@ -123,8 +123,8 @@ int64_t flash_scratch_bytes(int64_t queries, int64_t keys, c10::ScalarType dtype
   return at::get_num_threads() * query_block * std::min<int64_t>(keys, 512) * 2 * (high + (low == high ? 0 : low));
 }
 
-PartialAttention attend_block(const at::Tensor& query_HTd, const at::Tensor& key_GNd, const at::Tensor& value_GNd,
-                              double scale, const BlockMask& mask) {
+PartialAttention attend_block(const at::Tensor& query_HTd, const at::Tensor& key_GNd, const at::Tensor& value_GNd, double scale,
+                              const BlockMask& mask) {
   if (!has_flash_kernel(query_HTd, key_GNd, mask)) return attend_tiled(query_HTd, key_GNd, value_GNd, scale, mask);
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
       query_HTd.unsqueeze(0), key_GNd.unsqueeze(0), value_GNd.unsqueeze(0), /*dropout_p=*/0.0, /*is_causal=*/!mask.all,
@@ -138,9 +138,7 @@ void merge_partial(PartialAttention& into, const PartialAttention& other) {
     return;
   }
   const at::Tensor lse = at::logaddexp(into.lse_HT, other.lse_HT);
-  const auto share = [&](const at::Tensor& part) {
-    return at::exp(part - lse.masked_fill(lse.eq(-INFINITY), 0.0)).unsqueeze(-1);
-  };
+  const auto share = [&](const at::Tensor& part) { return at::exp(part - lse.masked_fill(lse.eq(-INFINITY), 0.0)).unsqueeze(-1); };
   // Type promotion makes the merged output wide: rounding to bfloat16 once at the end, not once a block.
   into.out_HTd = at::mul(into.out_HTd, share(into.lse_HT)).addcmul_(other.out_HTd.to(lse.scalar_type()), share(other.lse_HT));
   into.lse_HT = lse;
@@ -154,8 +152,8 @@ BlockGradients attend_block_backward(const at::Tensor& grad_HTd, const at::Tenso
     return backward_tiled(grad_HTd, query_HTd, key_GNd, value_GNd, merged, scale, mask, want_key_value);
   }
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      grad_HTd.unsqueeze(0), query_HTd.unsqueeze(0), key_GNd.unsqueeze(0), value_GNd.unsqueeze(0),
-      merged.out_HTd.unsqueeze(0), merged.lse_HT.unsqueeze(0), /*dropout_p=*/0.0, /*is_causal=*/!mask.all,
+      grad_HTd.unsqueeze(0), query_HTd.unsqueeze(0), key_GNd.unsqueeze(0), value_GNd.unsqueeze(0), merged.out_HTd.unsqueeze(0),
+      merged.lse_HT.unsqueeze(0), /*dropout_p=*/0.0, /*is_causal=*/!mask.all,
       /*attn_mask=*/{}, scale);
   return {dq.squeeze(0), dk.squeeze(0), dv.squeeze(0)};
 }

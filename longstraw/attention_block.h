@@ -21,7 +21,7 @@ namespace longstraw {
 // first_key + n. A key is visible if it is not after the query (unless `all`) and, with a window, less than `window`
 // before it.
 struct BlockMask {
-  bool all = true;                // every key of the block comes before every query
+  bool all = true;  // every key of the block comes before every query
   int64_t first_query = 0;
   int64_t first_key = 0;
   std::optional<int64_t> window = std::nullopt;
@@ -34,12 +34,12 @@ struct PartialAttention {
 
 struct BlockGradients {
   at::Tensor query_HTd;
-  at::Tensor key_GNd;    // undefined when not asked for
+  at::Tensor key_GNd;  // undefined when not asked for
   at::Tensor value_GNd;
 };
 
-PartialAttention attend_block(const at::Tensor& query_HTd, const at::Tensor& key_GNd, const at::Tensor& value_GNd,
-                              double scale, const BlockMask& mask);
+PartialAttention attend_block(const at::Tensor& query_HTd, const at::Tensor& key_GNd, const at::Tensor& value_GNd, double scale,
+                              const BlockMask& mask);
 
 // `into` becomes the attention over both blocks, its output in the dtype of the log-sum-exp. An undefined `into`
 // becomes `other`.

@@ -16,7 +16,9 @@ namespace {
 class TokenCosts {
  public:
   TokenCosts(const core::model::Architecture& a, c10::ScalarType dtype)
-      : a_(a), dtype_(dtype), size_(static_cast<int64_t>(c10::elementSize(dtype))),
+      : a_(a),
+        dtype_(dtype),
+        size_(static_cast<int64_t>(c10::elementSize(dtype))),
         wide_(static_cast<int64_t>(c10::elementSize(core::device::accumulation_dtype(dtype)))) {}
 
   int64_t state() const { return a_.layers * 2 * a_.kv_heads * a_.head_dim * size_; }
@@ -108,7 +110,8 @@ class Walk {
   }
   // The widest moment of a backward pass: in the loss, in an MLP, or in an attention.
   int64_t widest(int64_t tokens, int64_t head, int64_t past, int64_t adjoint_from) const {
-    return std::max({head, tokens * costs_.backward_working(), costs_.attention_backward(tokens, past - std::min(past, adjoint_from)),
+    return std::max({head, tokens * costs_.backward_working(),
+                     costs_.attention_backward(tokens, past - std::min(past, adjoint_from)),
                      costs_.queries_only(tokens, std::min(past, adjoint_from))});
   }
   void touch(int64_t working) { peak_ = std::max(peak_, kept_ + working); }
@@ -151,7 +154,8 @@ MemoryPlan plan_memory(const core::model::Architecture& architecture, c10::Scala
   size_t low = 0, high = nodes.size();
   while (low < high) {
     const size_t middle = (low + high + 1) / 2;
-    if (with_last_kept(middle).peak <= static_cast<int64_t>(config.memory_budget.count)) low = middle; else high = middle - 1;
+    if (with_last_kept(middle).peak <= static_cast<int64_t>(config.memory_budget.count)) low = middle;
+    else high = middle - 1;
   }
   return with_last_kept(low);
 }

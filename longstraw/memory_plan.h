@@ -17,8 +17,8 @@
 namespace longstraw {
 
 struct MemoryPlan {
-  int64_t gradients = 0;    // the store, float32 or float64
-  int64_t state = 0;        // keys and values along the longest path
+  int64_t gradients = 0;  // the store, float32 or float64
+  int64_t state = 0;      // keys and values along the longest path
   int64_t adjoint = 0;
   int64_t kept_graphs = 0;  // largest sum of kept graphs alive at once
   int64_t working = 0;      // peak less all of the above: one segment's or replay's graph and its backward pass

@@ -86,8 +86,7 @@ KlTerm kl_term(Kl kind, double logprob, double reference) {
 
 }  // namespace
 
-GrpoObjective::GrpoObjective(const Batch& batch, const ObjectiveConfig& config, double temperature,
-                             int64_t max_completion_length)
+GrpoObjective::GrpoObjective(const Batch& batch, const ObjectiveConfig& config, double temperature, int64_t max_completion_length)
     : batch_(batch), config_(config), temperature_(temperature), advantages_(compute_advantages(batch, config)) {
   double responses = 0.0, tokens = 0.0;
   for (const auto& group : batch) {
@@ -95,8 +94,8 @@ GrpoObjective::GrpoObjective(const Batch& batch, const ObjectiveConfig& config, 
       responses += 1.0;
       tokens += static_cast<double>(counted_tokens(response));
       if (config.beta > 0.0 && !response.ref_logprobs) {
-        throw ConfigError(fmt::format("objective.beta is {}, but prompt {} has a response without ref_logprobs", config.beta,
-                                      group.prompt_id));
+        throw ConfigError(
+            fmt::format("objective.beta is {}, but prompt {} has a response without ref_logprobs", config.beta, group.prompt_id));
       }
     }
   }

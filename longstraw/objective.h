@@ -19,7 +19,7 @@ namespace longstraw {
 // A token's share of the loss, already weighted, and its derivative by the token's log-prob.
 struct TokenLoss {
   double policy = 0.0;
-  double kl = 0.0;        // β · kl
+  double kl = 0.0;  // β · kl
   double derivative = 0.0;
 };
 

@@ -24,7 +24,7 @@ struct Piece {
 };
 
 struct Pieces {
-  std::vector<Piece> own;   // cover every row exactly once, in order
+  std::vector<Piece> own;  // cover every row exactly once, in order
   std::vector<Piece> past;
 };
 
@@ -73,8 +73,7 @@ PartialAttention attend_own(const std::vector<Piece>& pieces, const at::Tensor& 
                             const at::Tensor& value_GSd, double scale) {
   std::vector<at::Tensor> outs, lses;
   for (const Piece& piece : pieces) {
-    auto part = attend_block(query_HSd.narrow(1, piece.query_begin, piece.queries),
-                             key_GSd.narrow(1, piece.key_begin, piece.keys),
+    auto part = attend_block(query_HSd.narrow(1, piece.query_begin, piece.queries), key_GSd.narrow(1, piece.key_begin, piece.keys),
                              value_GSd.narrow(1, piece.key_begin, piece.keys), scale, piece.mask);
     outs.push_back(part.out_HTd.transpose(0, 1));
     lses.push_back(part.lse_HT);
@@ -151,8 +150,9 @@ std::vector<at::Tensor> attention_backward(const Saved& saved, const at::Tensor&
 
 at::Tensor prefix_attention(const AttentionSpec& spec, const at::Tensor& query_SHd, const at::Tensor& key_SGd,
                             const at::Tensor& value_SGd, const std::vector<Span>& spans, const Past& past) {
-  Saved saved{spec, query_SHd.detach().transpose(0, 1), key_SGd.detach().transpose(0, 1), value_SGd.detach().transpose(0, 1),
-              {}, past, cut_into_pieces(spec.window, spans, past)};
+  Saved saved{
+      spec, query_SHd.detach().transpose(0, 1),       key_SGd.detach().transpose(0, 1), value_SGd.detach().transpose(0, 1), {},
+      past, cut_into_pieces(spec.window, spans, past)};
   {
     at::NoGradGuard no_grad;
     saved.merged = attend_own(saved.pieces.own, saved.query_HSd, saved.key_GSd, saved.value_GSd, spec.scale);

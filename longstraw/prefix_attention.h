@@ -33,8 +33,7 @@ inline constexpr int64_t kPastBlock = 16384;
 // query [S, H, d], key and value [S, G, d] -> [S, H, d]. The gradient of query, key and value goes through autograd;
 // that of the past is added to the state's adjoint when the backward pass runs, and is not computed for positions
 // that want none. The past must hold the same bits at the backward pass as at the forward pass.
-at::Tensor prefix_attention(const core::model::AttentionSpec& spec, const at::Tensor& query_SHd,
-                            const at::Tensor& key_SGd, const at::Tensor& value_SGd, const std::vector<Span>& spans,
-                            const Past& past);
+at::Tensor prefix_attention(const core::model::AttentionSpec& spec, const at::Tensor& query_SHd, const at::Tensor& key_SGd,
+                            const at::Tensor& value_SGd, const std::vector<Span>& spans, const Past& past);
 
 }  // namespace longstraw

@@ -27,8 +27,8 @@ PromptState::PromptState(const core::model::Decoder& decoder, int64_t capacity, 
   for (int64_t n = 0; n < decoder.layers(); ++n) {
     const std::array<int64_t, 3> shape{architecture.kv_heads, capacity_, architecture.head_dim};
     const std::array<int64_t, 3> adjoint_shape{architecture.kv_heads, capacity_ - adjoint_begin_, architecture.head_dim};
-    layers_.push_back({at::empty(shape, state), at::empty(shape, state), at::empty(adjoint_shape, adjoint),
-                       at::empty(adjoint_shape, adjoint)});
+    layers_.push_back(
+        {at::empty(shape, state), at::empty(shape, state), at::empty(adjoint_shape, adjoint), at::empty(adjoint_shape, adjoint)});
   }
 }
 
@@ -65,8 +65,9 @@ void PromptState::zero_adjoint(int64_t begin, int64_t count) {
 
 void PromptState::check_weights(const core::model::Decoder& decoder) const {
   if (weights_version(decoder) != weights_version_) {
-    throw ConfigError("the prompt state was made by other weights than the model has now: capture the prompt again after "
-                      "an optimizer step");
+    throw ConfigError(
+        "the prompt state was made by other weights than the model has now: capture the prompt again after "
+        "an optimizer step");
   }
 }
 

@@ -45,8 +45,8 @@ class PromptState {
 
  private:
   struct Layer {
-    at::Tensor keys, values;                  // [G, capacity, d]
-    at::Tensor key_adjoint, value_adjoint;    // [G, capacity - adjoint_begin, d]
+    at::Tensor keys, values;                // [G, capacity, d]
+    at::Tensor key_adjoint, value_adjoint;  // [G, capacity - adjoint_begin, d]
   };
   std::vector<Layer> layers_;
   int64_t capacity_;

@@ -68,7 +68,7 @@ class DecodeExecution final : public core::model::Execution {
 
   const PromptState& past_;
   int64_t past_tokens_;
-  int64_t tokens_ = 0;  // own tokens of each member before this one
+  int64_t tokens_ = 0;                     // own tokens of each member before this one
   std::vector<at::Tensor> keys_, values_;  // by layer, [B, G, capacity, d]
 };
 
@@ -132,12 +132,14 @@ std::vector<SampledResponse> sample_group(const Decoder& decoder, const std::vec
   std::vector<bool> done(members, false);
   at::Tensor ids = at::full({members}, prompt_ids.back(), at::kLong);
   for (int64_t t = 0; t < rollout.max_completion_length; ++t) {
-    const auto where = decoder.positions(at::full({members}, prompt - 1 + t, at::TensorOptions(at::kLong).device(decoder.device())), lengths);
+    const auto where =
+        decoder.positions(at::full({members}, prompt - 1 + t, at::TensorOptions(at::kLong).device(decoder.device())), lengths);
     at::Tensor hidden = decoder.embed(ids.to(decoder.device()), execution);
     for (int64_t n = 0; n < decoder.layers(); ++n) hidden = decoder.layer(n, hidden, where, execution);
     execution.next_token();
     const at::Tensor logits = at::mm(decoder.final_norm(hidden, execution), decoder.output_weight().value.detach().t())
-                                  .to(at::kCPU, wide).div_(rollout.temperature);
+                                  .to(at::kCPU, wide)
+                                  .div_(rollout.temperature);
     const at::Tensor choice = at::multinomial(at::softmax(filtered(logits, rollout.top_k, rollout.top_p), 1).to(at::kDouble), 1,
                                               /*replacement=*/true, generator);
     const at::Tensor logprobs = at::log_softmax(logits, 1).gather(1, choice).to(at::kDouble);

@@ -24,7 +24,7 @@ class SegmentExecution final : public core::model::Execution {
     std::vector<Span> spans;
     Past past;
     StateUse state_use = StateUse::kLeave;
-    PromptState* state = nullptr;      // of kWrite and kVerify
+    PromptState* state = nullptr;        // of kWrite and kVerify
     GradientStore* gradients = nullptr;  // may be null when no backward pass follows
   };
   explicit SegmentExecution(Options options) : options_(std::move(options)) {}
@@ -36,8 +36,7 @@ class SegmentExecution final : public core::model::Execution {
   at::Tensor rotate(const at::Tensor& x_Shd, const core::model::RotaryTable& table) override;
   at::Tensor attention(const core::model::AttentionSpec& spec, const at::Tensor& query_SHd, const at::Tensor& key_SGd,
                        const at::Tensor& value_SGd) override;
-  void keep_keys_values(const core::model::AttentionSpec& spec, const at::Tensor& key_SGd,
-                        const at::Tensor& value_SGd) override;
+  void keep_keys_values(const core::model::AttentionSpec& spec, const at::Tensor& key_SGd, const at::Tensor& value_SGd) override;
 
   // The tokens' own keys and values, [S, G, d], by layer, still in their graph: where the state's adjoint enters.
   struct OwnState {

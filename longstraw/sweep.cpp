@@ -43,7 +43,12 @@ class Sweeper {
  public:
   Sweeper(const Decoder& decoder, const core::data::Batch& batch, const TokenTree& tree, const TokenObjective& objective,
           const MemoryPlan& plan, const SweepOptions& options, GradientStore& gradients)
-      : decoder_(decoder), tree_(tree), objective_(objective), plan_(plan), options_(options), gradients_(gradients),
+      : decoder_(decoder),
+        tree_(tree),
+        objective_(objective),
+        plan_(plan),
+        options_(options),
+        gradients_(gradients),
         state_(decoder, tree.state_tokens, tree.adjoint_begin) {
     for (const auto& group : batch) {
       auto& members = result_.logprobs.emplace_back();
@@ -182,8 +187,8 @@ class Sweeper {
   }
 
   // Without an output, the last layer only makes its state.
-  at::Tensor run_layers(const std::vector<int64_t>& ids, const std::vector<int64_t>& positions,
-                        SegmentExecution& execution, bool with_output) {
+  at::Tensor run_layers(const std::vector<int64_t>& ids, const std::vector<int64_t>& positions, SegmentExecution& execution,
+                        bool with_output) {
     const auto where = decoder_.positions(at::tensor(positions, at::kLong).to(decoder_.device()), options_.lengths);
     at::Tensor hidden = decoder_.embed(at::tensor(ids, at::kLong).to(decoder_.device()), execution);
     const int64_t last = decoder_.layers() - 1;
@@ -215,8 +220,8 @@ class Sweeper {
       }
       return derivatives;
     };
-    return loss_head(decoder_, hidden_SD.detach(), at::tensor(targets, at::kLong).to(decoder_.device()),
-                     objective_.temperature(), loss, with_gradient ? &gradients_ : nullptr);
+    return loss_head(decoder_, hidden_SD.detach(), at::tensor(targets, at::kLong).to(decoder_.device()), objective_.temperature(),
+                     loss, with_gradient ? &gradients_ : nullptr);
   }
 
   bool has_gradient(const Branch& branch) const { return objective_.has_gradient(branch.prompt, branch.member); }
@@ -237,9 +242,8 @@ class Sweeper {
 
 }  // namespace
 
-SweepResult sweep(const Decoder& decoder, const core::data::Batch& batch, const TokenTree& tree,
-                  const TokenObjective& objective, const MemoryPlan& plan, const SweepOptions& options,
-                  GradientStore& gradients) {
+SweepResult sweep(const Decoder& decoder, const core::data::Batch& batch, const TokenTree& tree, const TokenObjective& objective,
+                  const MemoryPlan& plan, const SweepOptions& options, GradientStore& gradients) {
   return Sweeper(decoder, batch, tree, objective, plan, options, gradients).run();
 }
 

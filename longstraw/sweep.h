@@ -44,7 +44,6 @@ struct SweepOptions {
 
 // Adds the gradient of `objective` over `tree` to `gradients`. Log-probs come back for every token of `batch`.
 SweepResult sweep(const core::model::Decoder& decoder, const core::data::Batch& batch, const TokenTree& tree,
-                  const TokenObjective& objective, const MemoryPlan& plan, const SweepOptions& options,
-                  GradientStore& gradients);
+                  const TokenObjective& objective, const MemoryPlan& plan, const SweepOptions& options, GradientStore& gradients);
 
 }  // namespace longstraw

@@ -106,8 +106,8 @@ class Builder {
       from.resize(config_.segment_tokens);
       return rest;
     };
-    Branch rest{branch.prompt, branch.member, branch.first_target + config_.segment_tokens, branch.adjoint_from,
-                split(branch.tokens), split(branch.targets)};
+    Branch rest{branch.prompt,       branch.member,        branch.first_target + config_.segment_tokens,
+                branch.adjoint_from, split(branch.tokens), split(branch.targets)};
     auto node = std::make_unique<Node>();
     node->begin = parent.end();
     node->tokens = branch.tokens;
@@ -142,8 +142,6 @@ int64_t gradient_cut(int64_t prompt_tokens, const LongstrawConfig& config) {
   return 0;
 }
 
-TokenTree build_token_tree(const core::data::Batch& batch, const LongstrawConfig& config) {
-  return Builder(batch, config).build();
-}
+TokenTree build_token_tree(const core::data::Batch& batch, const LongstrawConfig& config) { return Builder(batch, config).build(); }
 
 }  // namespace longstraw

@@ -20,21 +20,21 @@ namespace longstraw {
 
 // Tokens that predict a run of one response's tokens: token j of the branch predicts completion_ids[first_target + j].
 struct Branch {
-  int64_t prompt = 0;        // index into the batch
-  int64_t member = 0;        // index into the prompt's responses
+  int64_t prompt = 0;  // index into the batch
+  int64_t member = 0;  // index into the prompt's responses
   int64_t first_target = 0;
-  int64_t adjoint_from = 0;      // the prompt's cut
+  int64_t adjoint_from = 0;  // the prompt's cut
   std::vector<int64_t> tokens;
   std::vector<int64_t> targets;  // as many as tokens
 };
 
 struct Node {
-  int64_t begin = 0;               // position of the first token
-  std::vector<int64_t> tokens;     // state that children and branches read; empty at the root
-  int64_t adjoint_from = 0;        // the smallest cut of the prompts below; all agree if it carries a gradient
-  bool carries_gradient = false;   // begin >= adjoint_from
-  std::vector<Branch> loss;        // at most one: the targets these very tokens predict (a long response's segment)
-  std::vector<Branch> branches;    // short enough to run in one piece after this node
+  int64_t begin = 0;              // position of the first token
+  std::vector<int64_t> tokens;    // state that children and branches read; empty at the root
+  int64_t adjoint_from = 0;       // the smallest cut of the prompts below; all agree if it carries a gradient
+  bool carries_gradient = false;  // begin >= adjoint_from
+  std::vector<Branch> loss;       // at most one: the targets these very tokens predict (a long response's segment)
+  std::vector<Branch> branches;   // short enough to run in one piece after this node
   std::vector<std::unique_ptr<Node>> children;
 
   int64_t end() const { return begin + static_cast<int64_t>(tokens.size()); }
@@ -42,9 +42,9 @@ struct Node {
 
 struct TokenTree {
   std::unique_ptr<Node> root;
-  int64_t state_tokens = 0;     // longest path of nodes: positions the prompt state needs room for
-  int64_t adjoint_begin = 0;    // smallest cut; state_tokens if no node carries a gradient
-  int64_t node_tokens = 0;      // tokens over all nodes: what capture runs
+  int64_t state_tokens = 0;   // longest path of nodes: positions the prompt state needs room for
+  int64_t adjoint_begin = 0;  // smallest cut; state_tokens if no node carries a gradient
+  int64_t node_tokens = 0;    // tokens over all nodes: what capture runs
   int64_t branch_tokens = 0;
   int64_t nodes = 0;
 };

@@ -80,18 +80,20 @@ StepGradient longstraw_gradient(const Decoder& decoder, const Batch& batch, cons
   const TokenTree tree = build_token_tree(batch, options.longstraw);
   const MemoryPlan plan = plan_memory(decoder.architecture(), decoder.dtype(), gradient_elements(decoder), tree, options.longstraw);
   GradientStore gradients(decoder);
-  const SweepResult swept = sweep(decoder, batch, tree, objective, plan,
-                                  {.replay_batch = options.longstraw.replay_batch,
-                                   .lengths = sequence_lengths(batch),
-                                   .progress = options.progress},
-                                  gradients);
+  const SweepResult swept =
+      sweep(decoder, batch, tree, objective, plan,
+            {.replay_batch = options.longstraw.replay_batch, .lengths = sequence_lengths(batch), .progress = options.progress},
+            gradients);
   result.gradients = gradients.release();
   result.loss = swept.policy + swept.kl;
   result.loss_parts = {{"policy", swept.policy}, {"kl", swept.kl}};
   result.logprobs = swept.logprobs;
-  result.bytes = {{"peak_bytes", meter.peak_bytes() - live_before}, {"planned_peak_bytes", plan.peak},
-                  {"gradient_bytes", plan.gradients},  {"state_bytes", plan.state},
-                  {"adjoint_bytes", plan.adjoint},     {"kept_graph_bytes", plan.kept_graphs},
+  result.bytes = {{"peak_bytes", meter.peak_bytes() - live_before},
+                  {"planned_peak_bytes", plan.peak},
+                  {"gradient_bytes", plan.gradients},
+                  {"state_bytes", plan.state},
+                  {"adjoint_bytes", plan.adjoint},
+                  {"kept_graph_bytes", plan.kept_graphs},
                   {"working_bytes", plan.working}};
   result.facts = {{"segments", static_cast<double>(tree.nodes)},
                   {"captured_tokens", static_cast<double>(swept.captured_tokens)},

@@ -17,8 +17,8 @@
 namespace longstraw::core::device {
 namespace {
 
-constexpr int64_t kCountedGranule = 512;          // what CUDA's caching allocator rounds to
-constexpr size_t kLargeBlock = size_t{1} << 20;   // from here on blocks come from mmap
+constexpr int64_t kCountedGranule = 512;         // what CUDA's caching allocator rounds to
+constexpr size_t kLargeBlock = size_t{1} << 20;  // from here on blocks come from mmap
 constexpr size_t kMapGranule = size_t{256} << 10;
 constexpr size_t kCachedSlack = size_t{256} << 20;
 constexpr size_t kAlignment = 64;
@@ -123,8 +123,10 @@ class CountingAllocator final : public c10::Allocator {
   }
 
   [[noreturn]] void out_of_memory(size_t n) const {
-    throw DeviceError(fmt::format("cpu: out of memory asking for {} bytes, with {} in use; a smaller "
-                                  "longstraw.segment_tokens or longstraw.memory_budget needs less", n, live_.load()));
+    throw DeviceError(
+        fmt::format("cpu: out of memory asking for {} bytes, with {} in use; a smaller "
+                    "longstraw.segment_tokens or longstraw.memory_budget needs less",
+                    n, live_.load()));
   }
 
   std::mutex mutex_;

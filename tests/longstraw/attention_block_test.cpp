@@ -49,7 +49,8 @@ Naive naive(const Inputs& in, const at::Tensor& visible_TN, double scale) {
 }
 
 RC_GTEST_PROP(AttentionBlock, MergedBlocksAreAttentionOverAllKeys, ()) {
-  const int64_t groups = *rc::gen::inRange(1, 4), repeat = *rc::gen::inRange(1, 4), d = *rc::gen::elementOf(std::vector<int64_t>{1, 4, 8, 16});
+  const int64_t groups = *rc::gen::inRange(1, 4), repeat = *rc::gen::inRange(1, 4),
+                d = *rc::gen::elementOf(std::vector<int64_t>{1, 4, 8, 16});
   const int64_t queries = *rc::gen::inRange(1, 20), past = *rc::gen::inRange(0, 30);
   const int64_t window = *rc::gen::elementOf(std::vector<int64_t>{0, 1, 2, 7, 100});
   const auto limit = window == 0 ? std::nullopt : std::optional(window);
@@ -78,7 +79,8 @@ RC_GTEST_PROP(AttentionBlock, MergedBlocksAreAttentionOverAllKeys, ()) {
     RC_ASSERT((older.key_GNd - wanted.dk.narrow(1, 0, past)).abs().max().item<double>() <= 1e-12);
     RC_ASSERT((older.value_GNd - wanted.dv.narrow(1, 0, past)).abs().max().item<double>() <= 1e-12);
     // Without key and value gradients: another kernel, the same query gradient.
-    const auto queries_only = attend_block_backward(in.grad, in.query, keys(0, past), values(0, past), merged, scale, before, false);
+    const auto queries_only =
+        attend_block_backward(in.grad, in.query, keys(0, past), values(0, past), merged, scale, before, false);
     RC_ASSERT(!queries_only.key_GNd.defined());
     RC_ASSERT((queries_only.query_HTd - older.query_HTd).abs().max().item<double>() <= 1e-12);
     dq = dq + older.query_HTd;

@@ -19,8 +19,13 @@ const auto* const kCounting = testing::AddGlobalTestEnvironment(new CountAllocat
 
 // Large enough that tensors, not the 512-byte granule, decide.
 nlohmann::json medium_config(const nlohmann::json& changes) {
-  nlohmann::json config = test::tiny_config({{"hidden_size", 96}, {"intermediate_size", 256}, {"num_attention_heads", 6},
-                                             {"num_key_value_heads", 2}, {"head_dim", 16}, {"num_hidden_layers", 6}, {"vocab_size", 512}});
+  nlohmann::json config = test::tiny_config({{"hidden_size", 96},
+                                             {"intermediate_size", 256},
+                                             {"num_attention_heads", 6},
+                                             {"num_key_value_heads", 2},
+                                             {"head_dim", 16},
+                                             {"num_hidden_layers", 6},
+                                             {"vocab_size", 512}});
   config.merge_patch(changes);
   return config;
 }
@@ -58,8 +63,8 @@ TEST(MemoryPlan, PeakIsWithinFivePercentOfTheMeasuredOne) {
     const auto decoder = test::tiny_decoder(medium_config(c.model.is_null() ? nlohmann::json::object() : c.model), c.dtype);
     const auto step = longstraw_gradient(*decoder, batch_of(c.prompt, c.members, c.response), {.longstraw = c.config});
     const double ratio = double(step.bytes.at("planned_peak_bytes")) / double(step.bytes.at("peak_bytes"));
-    printf("    %-28s planned %6.2f MB, measured %6.2f MB, ratio %.3f; kept tokens %.0f\n", c.name, step.bytes.at("planned_peak_bytes") / 1e6,
-           step.bytes.at("peak_bytes") / 1e6, ratio, step.facts.at("kept_tokens"));
+    printf("    %-28s planned %6.2f MB, measured %6.2f MB, ratio %.3f; kept tokens %.0f\n", c.name,
+           step.bytes.at("planned_peak_bytes") / 1e6, step.bytes.at("peak_bytes") / 1e6, ratio, step.facts.at("kept_tokens"));
     EXPECT_GE(ratio, 0.95) << c.name;
     EXPECT_LE(ratio, 1.05) << c.name;
   }
@@ -69,7 +74,8 @@ TEST(MemoryPlan, PeakDoesNotGrowWithTheGroup) {
   const auto decoder = test::tiny_decoder(medium_config(nlohmann::json::object()), at::kFloat);
   std::vector<int64_t> peaks;
   for (const int64_t members : {2, 4, 8, 16}) {
-    const auto step = longstraw_gradient(*decoder, batch_of(1000, members, 40), {.longstraw = {.segment_tokens = 256, .memory_budget = {0}}});
+    const auto step =
+        longstraw_gradient(*decoder, batch_of(1000, members, 40), {.longstraw = {.segment_tokens = 256, .memory_budget = {0}}});
     peaks.push_back(step.bytes.at("peak_bytes"));
   }
   printf("    peak bytes at G = 2, 4, 8, 16: %ld %ld %ld %ld\n", peaks[0], peaks[1], peaks[2], peaks[3]);

@@ -59,7 +59,8 @@ TEST(StreamingObjective, AgreesWithTrlOnEveryGoldenCase) {
 TEST(StreamingObjective, AgreesWithPublishedValues) {
   const json& policy = test::objective_golden().at("published").at("policy_loss");
   const auto advantages = policy.at("advantages").get<std::vector<double>>();
-  const auto logprobs = policy.at("logprobs").get<std::vector<double>>(), old_logprobs = policy.at("old_logprobs").get<std::vector<double>>();
+  const auto logprobs = policy.at("logprobs").get<std::vector<double>>(),
+             old_logprobs = policy.at("old_logprobs").get<std::vector<double>>();
   ObjectiveConfig config;
   config.epsilon = policy.at("epsilon");
   double mean = 0.0;
@@ -70,8 +71,10 @@ TEST(StreamingObjective, AgreesWithPublishedValues) {
 
   config.beta = 1.0;
   for (const double ref : {0.0, -15.0, -30.0}) {
-    const std::map<double, std::array<double, 3>> published{{0.0, {-1, 0.5, 0.7183}}, {-15.0, {14, 98, 13}}, {-30.0, {29, 420.5, 28}}};
-    for (const auto& [kind, index] : {std::pair{core::objective::Kl::kK1, 0}, {core::objective::Kl::kK2, 1}, {core::objective::Kl::kK3, 2}}) {
+    const std::map<double, std::array<double, 3>> published{
+        {0.0, {-1, 0.5, 0.7183}}, {-15.0, {14, 98, 13}}, {-30.0, {29, 420.5, 28}}};
+    for (const auto& [kind, index] :
+         {std::pair{core::objective::Kl::kK1, 0}, {core::objective::Kl::kK2, 1}, {core::objective::Kl::kK3, 2}}) {
       config.kl = kind;
       EXPECT_NEAR(of_one_token(one_token(0.0, {}, ref), config, -1.0).kl, published.at(ref)[index], 0.5e-4);
     }
@@ -88,7 +91,10 @@ TEST(StreamingObjective, DerivativesAreThoseOfTheLoss) {
         config.epsilon_high = 0.3;
         config.delta = 1.9;
         const Batch batch = one_token(advantage, -1.0, -1.3);
-        const auto loss = [&](double lp) { const auto t = of_one_token(batch, config, lp); return t.policy + t.kl; };
+        const auto loss = [&](double lp) {
+          const auto t = of_one_token(batch, config, lp);
+          return t.policy + t.kl;
+        };
         constexpr double kStep = 1e-6;
         const double numeric = (loss(logprob + kStep) - loss(logprob - kStep)) / (2 * kStep);
         EXPECT_NEAR(of_one_token(batch, config, logprob).derivative, numeric, 1e-8) << logprob << " A " << advantage;

@@ -31,7 +31,8 @@ TEST(Sampler, LogprobsAreThoseOfTheReference) {
     const auto decoder = test::tiny_decoder(test::tiny_config(model), at::kDouble);
     for (const int64_t length : {1, 2, 11}) {
       const auto prompt = test::random_group(32, length, {1}, 4).prompt_ids;
-      const SamplerOptions options{.rollout = {.num_generations = 5, .max_completion_length = 9, .temperature = 0.8, .seed = 3}, .segment_tokens = 4};
+      const SamplerOptions options{.rollout = {.num_generations = 5, .max_completion_length = 9, .temperature = 0.8, .seed = 3},
+                                   .segment_tokens = 4};
       for (const auto& response : sample_group(*decoder, prompt, 0, options)) {
         ASSERT_EQ(response.completion_ids.size(), 9u);
         const at::Tensor logprobs = at::log_softmax(logits_of(*decoder, prompt, response) / 0.8, -1);
@@ -49,7 +50,8 @@ TEST(Sampler, TopKOfOneAndTinyTopPAreGreedy) {
   core::data::RolloutConfig rollout{.num_generations = 3, .max_completion_length = 6};
   for (const bool by_k : {true, false}) {
     auto greedy = rollout;
-    if (by_k) greedy.top_k = 1; else greedy.top_p = 1e-9;
+    if (by_k) greedy.top_k = 1;
+    else greedy.top_p = 1e-9;
     const auto responses = sample_group(*decoder, prompt, 0, {.rollout = greedy});
     const at::Tensor best = logits_of(*decoder, prompt, responses[0]).argmax(-1);
     for (const auto& response : responses) {
@@ -61,7 +63,8 @@ TEST(Sampler, TopKOfOneAndTinyTopPAreGreedy) {
 TEST(Sampler, TopKAndTopPNeverLeaveTheirSet) {
   const auto decoder = test::tiny_decoder(test::tiny_config(), at::kDouble);
   const auto prompt = test::random_group(32, 7, {1}, 4).prompt_ids;
-  const auto responses = sample_group(*decoder, prompt, 0, {.rollout = {.num_generations = 16, .max_completion_length = 6, .top_k = 4, .top_p = 0.7}});
+  const auto responses =
+      sample_group(*decoder, prompt, 0, {.rollout = {.num_generations = 16, .max_completion_length = 6, .top_k = 4, .top_p = 0.7}});
   for (const auto& response : responses) {
     const at::Tensor logits = logits_of(*decoder, prompt, response);
     const auto [top, index] = logits.topk(4, -1);

@@ -108,7 +108,8 @@ TEST(TokenTree, PromptsShareTheirCommonBeginning) {
 TEST(TokenTree, UnderTailPromptsShareOnlyWhatCarriesNoGradientOrEquallyMuch) {
   // Cuts at 2 (P = 5) and 4 (P = 7) with W = 2: positions 2 and 3 carry the first prompt's gradient only.
   const Batch batch = batch_of({{1, 2, 3, 4, 5}, {1, 2, 3, 4, 5, 6, 7}}, {{8}});
-  const TokenTree tree = build_token_tree(batch, {.prompt_gradient = PromptGradient::kTail, .tail_tokens = 2, .segment_tokens = 100});
+  const TokenTree tree =
+      build_token_tree(batch, {.prompt_gradient = PromptGradient::kTail, .tail_tokens = 2, .segment_tokens = 100});
   EXPECT_EQ(tree.node_tokens, 2 + 2 + 4);
 }
 
@@ -121,7 +122,8 @@ TEST(TokenTree, TheLastPromptTokenIsNeverState) {
 }
 
 TEST(TokenTree, ALongResponseIsAPathOfSegments) {
-  const TokenTree tree = build_token_tree(batch_of({{1, 2}}, {{3, 4, 5, 6, 7}}), {.prompt_gradient = PromptGradient::kDetached, .segment_tokens = 2});
+  const TokenTree tree =
+      build_token_tree(batch_of({{1, 2}}, {{3, 4, 5, 6, 7}}), {.prompt_gradient = PromptGradient::kDetached, .segment_tokens = 2});
   // State [1]; branch [2 3 4 5 6] in pieces of 2: two nodes with a loss and a last branch of one token.
   EXPECT_EQ(tree.nodes, 3);
   EXPECT_EQ(tree.state_tokens, 5);

@@ -20,7 +20,7 @@ using core::data::PromptGroup;
 using core::objective::ObjectiveConfig;
 
 constexpr int64_t kVocab = 32;
-constexpr double kWhole = 1e-12;      // DESIGN 9, float64
+constexpr double kWhole = 1e-12;  // DESIGN 9, float64
 constexpr double kParameter = 1e-10;
 
 struct Case {
@@ -113,8 +113,9 @@ Case random_case() {
 }
 
 core::model::StepGradient longstraw_step(const core::model::Decoder& decoder, const Case& c) {
-  return longstraw_gradient(decoder, c.batch, {.longstraw = c.longstraw, .objective = c.objective, .temperature = c.temperature,
-                                               .max_completion_length = 14});
+  return longstraw_gradient(
+      decoder, c.batch,
+      {.longstraw = c.longstraw, .objective = c.objective, .temperature = c.temperature, .max_completion_length = 14});
 }
 
 core::model::StepGradient reference_step(const core::model::Decoder& decoder, const Case& c) {
@@ -136,8 +137,9 @@ RC_GTEST_PROP(ArmsProperty, GradientsAreTheReferencesInFloat64, ()) {
   const auto got = longstraw_step(*decoder, c);
   const auto error = test::gradient_error(*decoder, got.gradients, wanted.gradients, 1e-9);
   RC_LOG() << c.model.dump() << " segment " << c.longstraw.segment_tokens << " batch " << c.longstraw.replay_batch << " arm "
-           << int(c.longstraw.prompt_gradient) << " tail " << c.longstraw.tail_tokens << " budget " << c.longstraw.memory_budget.count
-           << " worst " << error.worst_parameter << " " << error.worst << " whole " << error.whole << "\n";
+           << int(c.longstraw.prompt_gradient) << " tail " << c.longstraw.tail_tokens << " budget "
+           << c.longstraw.memory_budget.count << " worst " << error.worst_parameter << " " << error.worst << " whole "
+           << error.whole << "\n";
   RC_ASSERT(error.whole <= kWhole);
   RC_ASSERT(error.worst <= kParameter);
   RC_ASSERT(std::abs(got.loss - wanted.loss) <= 1e-12 * (1.0 + std::abs(wanted.loss)));

@@ -24,16 +24,22 @@ struct Family {
 
 // Wide and long enough that roundings average out.
 std::vector<Family> families() {
-  return {{"llama", {{"model_type", "llama"}}},
-          {"llama_tied", {{"model_type", "llama"}, {"tie_word_embeddings", true}}},
-          {"mistral_window", {{"model_type", "mistral"}, {"sliding_window", 24}}},
-          {"qwen2_mixed", {{"model_type", "qwen2"}, {"use_sliding_window", true}, {"sliding_window", 20}, {"max_window_layers", 1}}},
-          {"qwen3", {{"model_type", "qwen3"}}}};
+  return {
+      {"llama", {{"model_type", "llama"}}},
+      {"llama_tied", {{"model_type", "llama"}, {"tie_word_embeddings", true}}},
+      {"mistral_window", {{"model_type", "mistral"}, {"sliding_window", 24}}},
+      {"qwen2_mixed", {{"model_type", "qwen2"}, {"use_sliding_window", true}, {"sliding_window", 20}, {"max_window_layers", 1}}},
+      {"qwen3", {{"model_type", "qwen3"}}}};
 }
 
 nlohmann::json config_of(const Family& family) {
-  auto config = test::tiny_config({{"hidden_size", 64}, {"intermediate_size", 128}, {"num_attention_heads", 4},
-                                   {"num_key_value_heads", 2}, {"head_dim", 16}, {"num_hidden_layers", 3}, {"vocab_size", 96}});
+  auto config = test::tiny_config({{"hidden_size", 64},
+                                   {"intermediate_size", 128},
+                                   {"num_attention_heads", 4},
+                                   {"num_key_value_heads", 2},
+                                   {"head_dim", 16},
+                                   {"num_hidden_layers", 3},
+                                   {"vocab_size", 96}});
   config.merge_patch(family.changes);
   return config;
 }
@@ -45,7 +51,9 @@ Batch batch_of(uint64_t seed) {
 }
 
 StepGradient longstraw_step(const Decoder& decoder, const Batch& batch, PromptGradient arm) {
-  return longstraw_gradient(decoder, batch, {.longstraw = {.prompt_gradient = arm, .tail_tokens = 30, .segment_tokens = 32, .replay_batch = 2, .memory_budget = {0}}});
+  return longstraw_gradient(
+      decoder, batch,
+      {.longstraw = {.prompt_gradient = arm, .tail_tokens = 30, .segment_tokens = 32, .replay_batch = 2, .memory_budget = {0}}});
 }
 StepGradient reference_step(const Decoder& decoder, const Batch& batch, PromptGradient arm) {
   reference::ReferenceOptions options{.max_completion_length = 64};
@@ -61,7 +69,8 @@ double whole(const Decoder& decoder, const StepGradient& got, const StepGradient
 TEST(Precision, Float32IsWithinTheBoundsOfTheDesign) {
   double worst_distance = 0.0, worst_ratio = 0.0;
   for (const Family& family : families()) {
-    const auto single = test::tiny_decoder(config_of(family), at::kFloat), exact = test::tiny_decoder(config_of(family), at::kDouble);
+    const auto single = test::tiny_decoder(config_of(family), at::kFloat),
+               exact = test::tiny_decoder(config_of(family), at::kDouble);
     for (const auto arm : {PromptGradient::kExact, PromptGradient::kDetached, PromptGradient::kTail}) {
       const Batch batch = batch_of(11);
       const auto reference = reference_step(*single, batch, arm), truth = reference_step(*exact, batch, arm);
@@ -73,13 +82,15 @@ TEST(Precision, Float32IsWithinTheBoundsOfTheDesign) {
       worst_ratio = std::max(worst_ratio, distance / noise);
     }
   }
-  printf("    float32: worst distance %.2e (bound 1e-05), worst multiple of the reference's own %.2f (bound 2)\n", worst_distance, worst_ratio);
+  printf("    float32: worst distance %.2e (bound 1e-05), worst multiple of the reference's own %.2f (bound 2)\n", worst_distance,
+         worst_ratio);
 }
 
 TEST(Precision, Bfloat16ErrorIsNoLargerThanTheReferences) {
   double worst = 0.0;
   for (const Family& family : families()) {
-    const auto half = test::tiny_decoder(config_of(family), at::kBFloat16), single = test::tiny_decoder(config_of(family), at::kFloat);
+    const auto half = test::tiny_decoder(config_of(family), at::kBFloat16),
+               single = test::tiny_decoder(config_of(family), at::kFloat);
     // The same weights on both sides: those that bfloat16 holds.
     {
       const at::NoGradGuard no_grad;
@@ -93,7 +104,8 @@ TEST(Precision, Bfloat16ErrorIsNoLargerThanTheReferences) {
       theirs += std::pow(whole(*single, reference_step(*half, batch, PromptGradient::kExact), truth), 2);
     }
     const double ratio = std::sqrt(ours / theirs);
-    printf("    bfloat16 %-16s error %.2e, the reference's %.2e, ratio %.3f\n", family.name, std::sqrt(ours / 6), std::sqrt(theirs / 6), ratio);
+    printf("    bfloat16 %-16s error %.2e, the reference's %.2e, ratio %.3f\n", family.name, std::sqrt(ours / 6),
+           std::sqrt(theirs / 6), ratio);
     EXPECT_LE(ratio, 1.1) << family.name;
     worst = std::max(worst, ratio);
   }
@@ -110,7 +122,8 @@ TEST(Precision, TwentyOptimizerStepsEndAtTheSameParameters) {
       torch::optim::AdamW optimizer(values, torch::optim::AdamWOptions(1e-2));
       for (uint64_t step = 0; step < 20; ++step) {
         const Batch batch = batch_of(100 + step % 4);
-        auto gradient = exact ? longstraw_step(*decoder, batch, PromptGradient::kExact) : reference_step(*decoder, batch, PromptGradient::kExact);
+        auto gradient = exact ? longstraw_step(*decoder, batch, PromptGradient::kExact)
+                              : reference_step(*decoder, batch, PromptGradient::kExact);
         for (size_t i = 0; i < values.size(); ++i) values[i].mutable_grad() = gradient.gradients[i];
         optimizer.step();
       }
