@@ -1,0 +1,107 @@
+// The reference against Hugging Face transformers on every variant of fixtures/golden.
+#include "reference/gradient.h"
+#include "tests/support/closeness.h"
+#include "tests/support/fixture.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace longstraw {
+namespace {
+
+using reference::Attention;
+using reference::RunOptions;
+using test::Golden;
+
+// Both sides compute in float64 with the same formulas; DESIGN's bound leaves room for the order of summation.
+constexpr double kFloat64 = 1e-10;
+
+std::vector<at::Tensor> golden_gradient(const core::model::Decoder& decoder, const Golden& golden, const std::string& prefix) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : decoder.parameters()) gradients.push_back(golden[prefix + parameter->name]);
+  return gradients;
+}
+
+// Every tensor of the file under `prefix` belongs to a parameter of ours: none is left out of the comparison.
+int64_t count_under(const Golden& golden, const std::string& prefix) {
+  return std::count_if(golden.tensors.begin(), golden.tensors.end(),
+                       [&](const auto& entry) { return entry.first.starts_with(prefix); });
+}
+
+class ReferenceGolden : public testing::TestWithParam<std::string> {
+ protected:
+  void expect_gradient(const core::model::Decoder& decoder, const Golden& golden, const std::string& prefix,
+                       const RunOptions& options, double bound) {
+    const auto step = reference::weighted_gradient(decoder, golden.batch, golden.weights, options);
+    ASSERT_EQ(count_under(golden, prefix), int64_t(decoder.parameters().size()));
+    const auto error = test::gradient_error(decoder, step.gradients, golden_gradient(decoder, golden, prefix), 1e-6);
+    EXPECT_LE(error.whole, bound) << prefix;
+    EXPECT_LE(error.worst, bound) << prefix << error.worst_parameter;
+    printf("    %-22s %-18s relative L2 %.2e, worst parameter %.2e %s\n", GetParam().c_str(), prefix.c_str(), error.whole,
+           error.worst, error.worst_parameter.c_str());
+    if (!golden.has("full.loss") || prefix != "full.grad.") return;
+    EXPECT_LE(test::relative_l2(at::scalar_tensor(step.loss, at::kDouble), golden["full.loss"]), bound * 10) << "loss";
+    for (size_t g = 0; g < step.logprobs[0].size(); ++g) {
+      const auto& row = step.logprobs[0][g];
+      EXPECT_LE(test::relative_l2(at::tensor(at::ArrayRef<double>(row), at::kDouble), golden["full.logprob." + std::to_string(g)]),
+                bound);
+    }
+  }
+
+  void expect_logits(const core::model::Decoder& decoder, const Golden& golden, const RunOptions& options, double bound) {
+    const at::NoGradGuard guard;
+    const auto& group = golden.batch[0];
+    for (size_t g = 0; g < group.responses.size(); ++g) {
+      const at::Tensor logits =
+          reference::response_logits(decoder, group.prompt_ids, group.responses[g].completion_ids, golden.lengths(), options);
+      EXPECT_LE(test::relative_l2(logits, golden["full.logits." + std::to_string(g)]), bound) << "response " << g;
+    }
+  }
+};
+
+TEST_P(ReferenceGolden, FullGradientIsThatOfTransformersInFloat64) {
+  const Golden golden = test::read_golden(GetParam(), "f64");
+  const auto decoder = core::model::load_decoder(test::golden_folder(GetParam()), at::kDouble, at::kCPU);
+  for (const Attention attention : {Attention::kTextbook, Attention::kSdpa}) {
+    expect_logits(*decoder, golden, {.attention = attention}, kFloat64);
+    expect_gradient(*decoder, golden, "full.grad.", {.attention = attention}, kFloat64);
+  }
+}
+
+TEST_P(ReferenceGolden, CutGradientsAreThoseOfTransformersInFloat64) {
+  const Golden golden = test::read_golden(GetParam(), "f64");
+  if (count_under(golden, "detached.grad.") == 0) GTEST_SKIP() << "a variant of the file format only";
+  const auto decoder = core::model::load_decoder(test::golden_folder(GetParam()), at::kDouble, at::kCPU);
+  expect_gradient(*decoder, golden, "detached.grad.", {.tail_tokens = 0}, kFloat64);
+  expect_gradient(*decoder, golden, "tail.5.grad.", {.tail_tokens = 5}, kFloat64);
+
+  // Negative control: the cuts are far from each other and from no cut, so that a cut in the wrong place can't pass.
+  const auto full = golden_gradient(*decoder, golden, "full.grad.");
+  const auto tail = golden_gradient(*decoder, golden, "tail.5.grad.");
+  EXPECT_GT(test::gradient_error(*decoder, golden_gradient(*decoder, golden, "detached.grad."), full).whole, 1e-2);
+  const auto off_by_one = reference::weighted_gradient(*decoder, golden.batch, golden.weights, {.tail_tokens = 6});
+  EXPECT_GT(test::gradient_error(*decoder, off_by_one.gradients, tail).whole, 1e-4);
+  const auto whole_state = reference::weighted_gradient(*decoder, golden.batch, golden.weights, {.tail_tokens = 1000});
+  EXPECT_LE(test::gradient_error(*decoder, whole_state.gradients, full).whole, kFloat64);
+}
+
+TEST_P(ReferenceGolden, Float32IsAsCloseToFloat64AsRoundingAllows) {
+  if (!test::has_golden(GetParam(), "f32")) GTEST_SKIP() << "a variant of the file format only";
+  const Golden exact = test::read_golden(GetParam(), "f64");
+  const Golden rounded = test::read_golden(GetParam(), "f32");
+  const auto decoder = core::model::load_decoder(test::golden_folder(GetParam()), at::kFloat, at::kCPU);
+  const double bound = test::rounding_bound(*decoder, exact.lengths().longest, at::kFloat);
+  for (const Attention attention : {Attention::kTextbook, Attention::kSdpa}) {
+    expect_logits(*decoder, rounded, {.attention = attention}, bound);
+    expect_gradient(*decoder, exact, "full.grad.", {.attention = attention}, bound);
+  }
+  EXPECT_LE(bound, 2e-5) << "too wide to see anything";
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, ReferenceGolden, testing::ValuesIn(test::golden_variants()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace longstraw
