@@ -1,0 +1,125 @@
+#include "app/sample_batch.h"
+
+#include "app/interrupt.h"
+
+#include "core/base/atomic_file.h"
+#include "core/base/errors.h"
+#include "longstraw/sampler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace longstraw::app {
+namespace {
+
+namespace fs = std::filesystem;
+using core::data::PromptRow;
+using core::model::Decoder;
+
+bool tokenizer_in(const fs::path& folder) {
+  std::error_code ignored;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json"}) {
+    if (fs::exists(folder / name, ignored)) return true;
+  }
+  return false;
+}
+
+std::vector<int64_t> stop_ids(const RunConfig& config, const Decoder& decoder) {
+  return config.rollout.stop_token_ids ? *config.rollout.stop_token_ids : decoder.architecture().eos_ids;
+}
+
+}  // namespace
+
+PromptSampler::PromptSampler(const RunConfig& config, Progress& progress) : config_(config), progress_(progress) {
+  if (!config.data.prompts) throw ConfigError("data.prompts: not given, wanted a JSONL file of prompts");
+  rows_ = core::data::read_prompts(*config.data.prompts);
+  has_tokenizer_ = tokenizer_in(config.model.path);
+  if (!has_tokenizer_) {
+    const auto encoded = [](const PromptRow& row) { return row.prompt_ids.has_value(); };
+    const auto text = std::find_if_not(rows_.begin(), rows_.end(), encoded);
+    if (text != rows_.end()) {
+      throw FormatError(fmt::format("{}: prompt {} is a text, and {} has no tokenizer; wanted prompt_ids", *config.data.prompts,
+                                    text->prompt_id, config.model.path));
+    }
+    progress.say(fmt::format("{} has no tokenizer: completions have no text", config.model.path));
+  }
+  if (!has_tokenizer_ && !config.data.reward) return;
+  progress.begin("starting Python");
+  scoring_ = std::make_unique<core::data::ScoringProcess>(core::data::ScoringOptions{
+      .model = has_tokenizer_ ? fs::path(config.model.path) : fs::path(), .timeout_seconds = config.data.reward_timeout});
+  if (config.data.reward) scoring_->prepare_reward(*config.data.reward);
+  progress.done();
+}
+
+std::vector<int64_t> PromptSampler::prompt_ids(const Decoder& decoder, const PromptRow& row) {
+  const std::vector<int64_t> ids = row.prompt_ids ? *row.prompt_ids : scoring_->encode(row.prompt);
+  const int64_t vocab = decoder.architecture().vocab;
+  const auto outside = std::find_if(ids.begin(), ids.end(), [&](int64_t id) { return id < 0 || id >= vocab; });
+  const std::string place = fmt::format("{}: prompt {}: prompt_ids", *config_.data.prompts, row.prompt_id);
+  if (outside != ids.end()) {
+    throw FormatError(fmt::format("{}: got {} at {}, wanted 0 to {} (the vocabulary of {})", place, *outside, outside - ids.begin(),
+                                  vocab - 1, config_.model.path));
+  }
+  if (ids.empty()) throw FormatError(place + ": the prompt has no token");
+  return ids;
+}
+
+void PromptSampler::score(const PromptRow& row, SampledGroup& sampled) {
+  if (!config_.data.reward) return;
+  std::vector<core::data::ScoredCompletion> scored;
+  for (size_t m = 0; m < sampled.completions.size(); ++m) {
+    scored.push_back({&row, sampled.completions[m], sampled.group.responses[m].completion_ids});
+  }
+  const auto rewards = scoring_->reward(*config_.data.reward, scored);
+  for (size_t m = 0; m < rewards.size(); ++m) sampled.group.responses[m].reward = rewards[m];
+}
+
+SampledGroup PromptSampler::sample(const Decoder& decoder, size_t index) {
+  const PromptRow& row = rows_.at(index);
+  progress_.begin(fmt::format("sampling {} responses to prompt {}", config_.rollout.num_generations, row.prompt_id));
+  SampledGroup sampled;
+  sampled.prompt = row.prompt;
+  sampled.group.prompt_id = row.prompt_id;
+  sampled.group.prompt_ids = prompt_ids(decoder, row);
+  const auto at_token = [this](int64_t tokens) { progress_.at(fmt::format("{} tokens", tokens)); };
+  auto responses = sample_group(decoder, sampled.group.prompt_ids, index,
+                                {.rollout = config_.rollout,
+                                 .stop_token_ids = stop_ids(config_, decoder),
+                                 .segment_tokens = config_.longstraw.segment_tokens,
+                                 .progress = at_token});
+  std::vector<std::vector<int64_t>> ids;
+  for (auto& response : responses) {
+    ids.push_back(response.completion_ids);
+    core::data::Response kept;
+    kept.completion_ids = std::move(response.completion_ids);
+    kept.sampling_logprobs = std::move(response.sampling_logprobs);
+    sampled.group.responses.push_back(std::move(kept));
+  }
+  sampled.completions = has_tokenizer_ ? scoring_->decode(ids) : std::vector<std::string>(ids.size());
+  score(row, sampled);
+  progress_.done(fmt::format("{} prompt tokens", sampled.group.prompt_ids.size()));
+  return sampled;
+}
+
+void write_sampled(const fs::path& path, const std::vector<SampledGroup>& groups) {
+  const WritingResults signals_wait;
+  AtomicFile file(path);
+  for (const auto& sampled : groups) {
+    for (size_t m = 0; m < sampled.completions.size(); ++m) {
+      const auto& response = sampled.group.responses[m];
+      nlohmann::ordered_json line{{"prompt_id", sampled.group.prompt_id},
+                                  {"prompt_ids", sampled.group.prompt_ids},
+                                  {"completion_ids", response.completion_ids}};
+      if (response.reward) line["reward"] = *response.reward;
+      if (response.sampling_logprobs) line["sampling_logprobs"] = *response.sampling_logprobs;
+      if (!sampled.prompt.is_null()) line["prompt"] = sampled.prompt;
+      line["completion"] = sampled.completions[m];
+      // A completion cut inside a character is no UTF-8.
+      file.write(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+    }
+  }
+  file.commit();
+}
+
+}  // namespace longstraw::app
