@@ -21,7 +21,10 @@ class TokenCosts {
         size_(static_cast<int64_t>(c10::elementSize(dtype))),
         wide_(static_cast<int64_t>(c10::elementSize(core::device::accumulation_dtype(dtype)))) {}
 
-  int64_t state() const { return a_.layers * 2 * a_.kv_heads * a_.head_dim * size_; }
+  // Of all layers with full attention; of one layer with a window.
+  int64_t state() const { return std::count(a_.window.begin(), a_.window.end(), std::nullopt) * layer_state(); }
+  int64_t layer_state() const { return 2 * keys() * size_; }
+  const std::vector<std::optional<int64_t>>& windows() const { return a_.window; }
   int64_t adjoint() const { return a_.layers * 2 * a_.kv_heads * a_.head_dim * wide_; }
 
   // What one layer's graph keeps for its backward pass: the inputs of both norms, of all projections, of the attention
@@ -50,18 +53,38 @@ class TokenCosts {
     const int64_t product = size_ == wide_ ? 0 : slice * (wide_ + size_) + a_.vocab * a_.hidden * size_;
     return std::max(scores, product) + 2 * tokens * a_.hidden * size_;
   }
-  // Gradients of `tokens` queries, of their own keys and values and of a block of the past's.
-  int64_t attention_backward(int64_t tokens, int64_t past) const {
-    const int64_t block = std::min(past, kPastBlock);
-    return flash_scratch_bytes(tokens, std::max(tokens, block), dtype_) +
-           (tokens * (3 * queries() + 2 * keys()) + 2 * block * keys()) * size_;
-  }
-  // Scores of `tokens` queries against `past` keys that want no adjoint: that backward pass goes tile by tile.
-  int64_t queries_only(int64_t tokens, int64_t past) const {
-    return past > 0 ? tile_bytes(tokens * a_.heads, past, dtype_) + 4 * tokens * queries() * wide_ : 0;
+  // Backward pass of attention over `past` tokens, of which those from `adjoint_from` on want an adjoint: the widest of
+  // all kinds of layers.
+  int64_t attention_backward(int64_t tokens, int64_t past, int64_t adjoint_from) const {
+    int64_t widest = 0;
+    for (const auto& window : a_.window) {
+      const int64_t unwanted = std::min(past, adjoint_from), wanted = past - unwanted;
+      widest = std::max(widest, window && *window < past + tokens
+                                    ? windowed(tokens, past, *window)
+                                    : std::max(with_adjoint(tokens, wanted), queries_only(tokens, unwanted)));
+    }
+    return widest;
   }
 
  private:
+  // Gradients of `tokens` queries, of their own keys and values and of a block of the past's.
+  int64_t with_adjoint(int64_t tokens, int64_t past) const {
+    const int64_t block = std::min(past, kPastBlock);
+    return flash_scratch_bytes(tokens, std::max(tokens, block), dtype_) + gradients(tokens, block);
+  }
+  // Keys that want no adjoint: that backward pass goes tile by tile.
+  int64_t queries_only(int64_t tokens, int64_t past) const {
+    return past > 0 ? tile_bytes(tokens * a_.heads, past, dtype_) + 4 * tokens * queries() * wide_ : 0;
+  }
+  // Layers with a window go tile by tile too, a few queries at a time.
+  int64_t windowed(int64_t tokens, int64_t past, int64_t window) const {
+    const int64_t rows = std::min(tokens, kWindowTile);
+    const int64_t visible = std::max(std::min(tokens, window + rows), std::min(past, window));  // own and past are two calls
+    return tile_bytes(rows * a_.heads, visible, dtype_) + gradients(tokens, std::min(past, visible));
+  }
+  int64_t gradients(int64_t tokens, int64_t past) const {
+    return (tokens * (3 * queries() + 2 * keys()) + 2 * past * keys()) * size_;
+  }
   int64_t queries() const { return a_.heads * a_.head_dim; }
   int64_t keys() const { return a_.kv_heads * a_.head_dim; }
 
@@ -74,19 +97,23 @@ class TokenCosts {
 class Walk {
  public:
   Walk(const TokenCosts& costs, const LongstrawConfig& config, const std::unordered_set<const Node*>& keep)
-      : costs_(costs), config_(config), keep_(keep) {}
+      : costs_(costs), config_(config), keep_(keep) {
+    windowed_.resize(std::count_if(costs.windows().begin(), costs.windows().end(), [](const auto& w) { return w.has_value(); }));
+  }
 
-  void visit(const Node& node) {
+  void visit(const Node& node, bool last = true) {
     const auto tokens = static_cast<int64_t>(node.tokens.size());
     const bool kept = keep_.contains(&node);
     const int64_t graph = tokens * costs_.graph(!node.loss.empty());
     if (tokens > 0) {
+      write(node);
       if (kept) kept_ += graph;
       top_kept_ = std::max(top_kept_, kept_);
       touch(tokens * costs_.forward_working());
     }
+    if (last && !node.carries_gradient) forget_before(node.end());
     replay(node);
-    for (const auto& child : node.children) visit(*child);
+    for (const auto& child : node.children) visit(*child, last && child == node.children.back());
     if (node.carries_gradient) {
       const int64_t head = node.loss.empty() ? 0 : costs_.head(tokens);
       touch((kept ? 0 : graph) + widest(tokens, head, node.begin, node.adjoint_from));
@@ -96,6 +123,7 @@ class Walk {
 
   int64_t peak() const { return peak_; }
   int64_t top_kept() const { return top_kept_; }
+  int64_t top_windowed() const { return top_windowed_; }
 
  private:
   void replay(const Node& node) {
@@ -110,16 +138,41 @@ class Walk {
   }
   // The widest moment of a backward pass: in the loss, in an MLP, or in an attention.
   int64_t widest(int64_t tokens, int64_t head, int64_t past, int64_t adjoint_from) const {
-    return std::max({head, tokens * costs_.backward_working(),
-                     costs_.attention_backward(tokens, past - std::min(past, adjoint_from)),
-                     costs_.queries_only(tokens, std::min(past, adjoint_from))});
+    return std::max({head, tokens * costs_.backward_working(), costs_.attention_backward(tokens, past, adjoint_from)});
   }
-  void touch(int64_t working) { peak_ = std::max(peak_, kept_ + working); }
+  void touch(int64_t working) {
+    peak_ = std::max(peak_, kept_ + windowed_state_ + working);
+    top_windowed_ = std::max(top_windowed_, windowed_state_);
+  }
+
+  // The blocks of windowed layers, as PromptState keeps them.
+  void write(const Node& node) {
+    for (auto& blocks : windowed_) {
+      std::erase_if(blocks, [&](const auto& block) { return block.first >= node.begin; });
+      blocks.emplace_back(node.begin, node.end());
+    }
+    weigh();
+  }
+  void forget_before(int64_t position) {
+    size_t i = 0;
+    for (const auto& window : costs_.windows()) {
+      if (window) std::erase_if(windowed_[i++], [&](const auto& block) { return block.second <= position - *window + 1; });
+    }
+    weigh();
+  }
+  void weigh() {
+    windowed_state_ = 0;
+    for (const auto& blocks : windowed_) {
+      for (const auto& [begin, end] : blocks) windowed_state_ += (end - begin) * costs_.layer_state();
+    }
+  }
 
   const TokenCosts& costs_;
   const LongstrawConfig& config_;
   const std::unordered_set<const Node*>& keep_;
   int64_t kept_ = 0, top_kept_ = 0, peak_ = 0;
+  int64_t windowed_state_ = 0, top_windowed_ = 0;
+  std::vector<std::vector<std::pair<int64_t, int64_t>>> windowed_;  // by windowed layer, [begin, end) of its blocks
 };
 
 void gradient_nodes_in_capture_order(const Node& node, std::vector<const Node*>& nodes) {
@@ -147,7 +200,8 @@ MemoryPlan plan_memory(const core::model::Architecture& architecture, c10::Scala
     walk.visit(*tree.root);
     candidate.kept_graphs = walk.top_kept();
     candidate.peak = fixed + walk.peak();
-    candidate.working = walk.peak() - walk.top_kept();
+    candidate.state += walk.top_windowed();
+    candidate.working = std::max<int64_t>(0, walk.peak() - walk.top_kept() - walk.top_windowed());
     return candidate;
   };
   // Largest count of kept graphs within the budget; the peak never falls when more are kept.

@@ -12,9 +12,6 @@ namespace {
 
 using core::model::AttentionSpec;
 
-// Queries of a windowed layer are cut so that a tile's keys are not many times its window.
-constexpr int64_t kWindowTile = 256;
-
 // One call of attend_block: rows of the queries against a range of keys, either rows of the tokens' own or positions
 // of the past.
 struct Piece {

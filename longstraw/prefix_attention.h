@@ -30,6 +30,9 @@ struct Past {
 // the adjoint.
 inline constexpr int64_t kPastBlock = 16384;
 
+// Queries of a windowed layer attended in one call, so that a call's keys are not many times what a query sees.
+inline constexpr int64_t kWindowTile = 256;
+
 // query [S, H, d], key and value [S, G, d] -> [S, H, d]. The gradient of query, key and value goes through autograd;
 // that of the past is added to the state's adjoint when the backward pass runs, and is not computed for positions
 // that want none. The past must hold the same bits at the backward pass as at the forward pass.

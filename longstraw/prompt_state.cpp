@@ -5,6 +5,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <array>
+
 namespace longstraw {
 namespace {
 
@@ -27,16 +30,33 @@ PromptState::PromptState(const core::model::Decoder& decoder, int64_t capacity, 
   for (int64_t n = 0; n < decoder.layers(); ++n) {
     const std::array<int64_t, 3> shape{architecture.kv_heads, capacity_, architecture.head_dim};
     const std::array<int64_t, 3> adjoint_shape{architecture.kv_heads, capacity_ - adjoint_begin_, architecture.head_dim};
-    layers_.push_back(
-        {at::empty(shape, state), at::empty(shape, state), at::empty(adjoint_shape, adjoint), at::empty(adjoint_shape, adjoint)});
+    Layer layer{.window = architecture.window[n],
+                .blocks = {},
+                .key_adjoint = at::empty(adjoint_shape, adjoint),
+                .value_adjoint = at::empty(adjoint_shape, adjoint)};
+    if (!layer.window) layer.blocks.push_back({0, at::empty(shape, state), at::empty(shape, state)});
+    layers_.push_back(std::move(layer));
   }
 }
 
+template <class Part>
+at::Tensor PromptState::gather(int64_t layer, int64_t begin, int64_t count, Part part) const {
+  std::vector<at::Tensor> pieces;
+  for (const Block& block : layers_[layer].blocks) {
+    const int64_t from = std::max(begin, block.begin), to = std::min(begin + count, block.end());
+    if (from < to) pieces.push_back((block.*part).narrow(1, from - block.begin, to - from));
+  }
+  at::Tensor found = pieces.size() == 1 ? pieces.front() : at::cat(pieces, 1);
+  TORCH_CHECK(found.size(1) == count, "prompt state: positions ", begin, " to ", begin + count, " of layer ", layer,
+              " are not all there");
+  return found;
+}
+
 at::Tensor PromptState::keys(int64_t layer, int64_t begin, int64_t count) const {
-  return layers_[layer].keys.narrow(1, begin, count);
+  return gather(layer, begin, count, &Block::keys);
 }
 at::Tensor PromptState::values(int64_t layer, int64_t begin, int64_t count) const {
-  return layers_[layer].values.narrow(1, begin, count);
+  return gather(layer, begin, count, &Block::values);
 }
 at::Tensor PromptState::key_adjoint(int64_t layer, int64_t begin, int64_t count) const {
   return layers_[layer].key_adjoint.narrow(1, begin - adjoint_begin_, count);
@@ -47,8 +67,22 @@ at::Tensor PromptState::value_adjoint(int64_t layer, int64_t begin, int64_t coun
 
 void PromptState::write(int64_t layer, int64_t begin, const at::Tensor& key_SGd, const at::Tensor& value_SGd) {
   at::NoGradGuard no_grad;
-  keys(layer, begin, key_SGd.size(0)).copy_(key_SGd.transpose(0, 1));
-  values(layer, begin, value_SGd.size(0)).copy_(value_SGd.transpose(0, 1));
+  auto& blocks = layers_[layer].blocks;
+  if (!layers_[layer].window) {
+    blocks.front().keys.narrow(1, begin, key_SGd.size(0)).copy_(key_SGd.transpose(0, 1));
+    blocks.front().values.narrow(1, begin, key_SGd.size(0)).copy_(value_SGd.transpose(0, 1));
+    return;
+  }
+  std::erase_if(blocks, [&](const Block& block) { return block.begin >= begin; });  // of a node that was left
+  const auto copied = [](const at::Tensor& x) { return x.detach().transpose(0, 1).clone(at::MemoryFormat::Contiguous); };
+  blocks.push_back({begin, copied(key_SGd), copied(value_SGd)});
+}
+
+void PromptState::forget_before(int64_t position) {
+  for (Layer& layer : layers_) {
+    if (!layer.window) continue;
+    std::erase_if(layer.blocks, [&](const Block& block) { return block.end() <= position - *layer.window + 1; });
+  }
 }
 
 bool PromptState::holds(int64_t layer, int64_t begin, const at::Tensor& key_SGd, const at::Tensor& value_SGd) const {
@@ -73,7 +107,9 @@ void PromptState::check_weights(const core::model::Decoder& decoder) const {
 
 int64_t PromptState::state_bytes() const {
   int64_t sum = 0;
-  for (const auto& layer : layers_) sum += bytes(layer.keys) + bytes(layer.values);
+  for (const auto& layer : layers_) {
+    for (const Block& block : layer.blocks) sum += bytes(block.keys) + bytes(block.values);
+  }
   return sum;
 }
 

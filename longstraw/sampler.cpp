@@ -103,6 +103,7 @@ void capture_prompt(const Decoder& decoder, const std::vector<int64_t>& ids, int
     at::Tensor hidden = decoder.embed(at::tensor(part, at::kLong).to(decoder.device()), execution);
     for (int64_t n = 0; n < last; ++n) hidden = decoder.layer(n, hidden, where, execution);
     decoder.layer_state(last, hidden, where, execution);
+    state.forget_before(begin + count);
   }
 }
 

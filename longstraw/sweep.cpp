@@ -57,17 +57,18 @@ class Sweeper {
   }
 
   SweepResult run() {
-    visit(*tree_.root);
+    visit(*tree_.root, /*last=*/true);
     return std::move(result_);
   }
 
  private:
-  // Returns whether anything below has a gradient.
-  bool visit(const Node& node) {
+  // `last`: no node or branch that still has to run hangs above this node. Returns whether anything below has a gradient.
+  bool visit(const Node& node, bool last) {
     std::optional<SegmentGraph> kept;
     if (!node.tokens.empty()) kept = capture(node);
+    if (last && !node.carries_gradient) state_.forget_before(node.end());
     bool reached = replay(node);
-    for (const auto& child : node.children) reached |= visit(*child);
+    for (const auto& child : node.children) reached |= visit(*child, last && child == node.children.back());
     const bool own_loss = !node.loss.empty();
     const bool own_gradient = own_loss && has_gradient(node.loss.front());
     if (node.carries_gradient && (reached || own_gradient)) {

@@ -57,6 +57,14 @@ TEST(MemoryPlan, PeakIsWithinFivePercentOfTheMeasuredOne) {
       {"exact, query and key norms", {{"model_type", "qwen3"}}, at::kFloat, 1200, 4, 60, {exact, 0, 256, 1, none}},
       {"tail", {}, at::kFloat, 1200, 4, 60, {tail, 300, 256, 1, none}},
       {"detached", {}, at::kFloat, 1200, 8, 120, {detached, 0, 256, 4, none}},
+      {"window, detached",
+       {{"model_type", "mistral"}, {"sliding_window", 100}},
+       at::kFloat,
+       3000,
+       4,
+       20,
+       {detached, 0, 64, 1, none}},
+      {"window, exact", {{"model_type", "mistral"}, {"sliding_window", 100}}, at::kFloat, 1200, 4, 60, {exact, 0, 256, 1, none}},
       {"long responses", {}, at::kFloat, 400, 2, 500, {exact, 0, 128, 1, none}},
   };
   for (const Planned& c : cases) {
@@ -80,6 +88,19 @@ TEST(MemoryPlan, PeakDoesNotGrowWithTheGroup) {
   }
   printf("    peak bytes at G = 2, 4, 8, 16: %ld %ld %ld %ld\n", peaks[0], peaks[1], peaks[2], peaks[3]);
   EXPECT_LT(double(peaks.back()), 1.01 * double(peaks.front()));
+}
+
+// What lies behind the window of every layer is let go of, unless a sweep will need it.
+TEST(MemoryPlan, AWindowedDetachedPromptNeedsNoMoreWhenLonger) {
+  const auto decoder = test::tiny_decoder(medium_config({{"model_type", "mistral"}, {"sliding_window", 100}}), at::kFloat);
+  const auto peak = [&](int64_t prompt, PromptGradient arm) {
+    return longstraw_gradient(*decoder, batch_of(prompt, 2, 20),
+                              {.longstraw = {.prompt_gradient = arm, .segment_tokens = 64, .memory_budget = {0}}})
+        .bytes.at("peak_bytes");
+  };
+  // Prompts whose state is a whole number of segments: the last one is as long in both.
+  EXPECT_LT(double(peak(4097, PromptGradient::kDetached)), 1.001 * double(peak(1025, PromptGradient::kDetached)));
+  EXPECT_GT(double(peak(4097, PromptGradient::kExact)), 1.5 * double(peak(1025, PromptGradient::kExact)));
 }
 
 TEST(MemoryPlan, ABudgetIsKeptAndMoreOfItKeepsMore) {
