@@ -14,8 +14,8 @@
 namespace longstraw::compare {
 namespace {
 
-constexpr std::int64_t kLargestTransposed = std::int64_t{1} << 26;  // elements that are held at once to look for a transpose
-constexpr std::size_t kEarlierProbes = 6;                           // parameters that decide whether a gradient is an older one
+constexpr std::int64_t kBandRows = 64;
+constexpr std::size_t kEarlierProbes = 6;  // parameters that decide whether a gradient is an older one
 constexpr double kNormResolution = 1e-9;
 
 double distance(const Deviations& d, const std::string& reference, const std::string& candidate) {
@@ -58,22 +58,31 @@ std::vector<Exchange> find_exchanges(const Deviations& deviations) {
   return found;
 }
 
+// Walks the reference in bands of rows; the candidate's part of a band is a stretch of each of its own rows.
 bool is_transposed(const Deviations& d, const ParameterMeasure& p) {
   const auto& in = d.input();
+  const auto a = in.candidate.gradient(in.measure.step, p.name), b = in.reference.gradient(in.measure.step, p.name);
   const std::int64_t rows = p.shape[0], columns = p.shape[1];
-  std::vector<double> a(static_cast<std::size_t>(rows * columns)), b(a.size());
-  in.candidate.gradient(in.measure.step, p.name).read(0, rows * columns, a.data());
-  in.reference.gradient(in.measure.step, p.name).read(0, rows * columns, b.data());
-  long double difference = 0, squares = 0;
-  for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t j = 0; j < columns; ++j) {
-      const long double wanted = b[static_cast<std::size_t>(i * columns + j)];
-      const long double got = a[static_cast<std::size_t>(j * rows + i)];
-      difference += (got - wanted) * (got - wanted);
-      squares += wanted * wanted;
-    }
-  }
   const auto tolerance = static_cast<long double>(d.tolerance(p.name));
+  std::vector<double> band(static_cast<std::size_t>(std::min(kBandRows, rows) * columns));
+  std::vector<double> stretch(static_cast<std::size_t>(std::min(kBandRows, rows)));
+  long double difference = 0, squares = 0;
+  for (std::int64_t first = 0; first < rows; first += kBandRows) {
+    const std::int64_t count = std::min(kBandRows, rows - first);
+    b.read(first * columns, count * columns, band.data());
+    for (std::int64_t j = 0; j < columns; ++j) {
+      a.read(j * rows + first, count, stretch.data());
+      for (std::int64_t i = 0; i < count; ++i) {
+        const double wanted = band[static_cast<std::size_t>(i * columns + j)];
+        const double error = stretch[static_cast<std::size_t>(i)] - wanted;
+        difference += error * error;
+        squares += wanted * wanted;
+      }
+    }
+    // Nearly always the first band rules a transpose out.
+    const long double all = static_cast<long double>(p.statistics.reference_squares);
+    if (difference > tolerance * tolerance * all) return false;
+  }
   return difference <= tolerance * tolerance * squares;
 }
 
@@ -151,7 +160,7 @@ void find_exchanged(Deviations& deviations) {
 
 void find_transposed(Deviations& deviations) {
   for (const auto* p : deviations.open()) {
-    if (p->shape.size() != 2 || p->shape[0] < 2 || p->shape[1] < 2 || p->statistics.elements > kLargestTransposed) continue;
+    if (p->shape.size() != 2 || p->shape[0] < 2 || p->shape[1] < 2) continue;
     if (p->statistics.estimated || !norms_match(*p, *p, deviations.tolerance(p->name))) continue;
     if (!is_transposed(deviations, *p)) continue;
     deviations.add("transposed_parameter",

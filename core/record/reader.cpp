@@ -112,7 +112,12 @@ RecordReader::Impl::Impl(const std::string& record_path) : path(record_path) {
   recover(path);
   fd = open_descriptor(path, place);
   if (H5Fis_hdf5(path.c_str()) <= 0) throw FormatError(place + ": is no HDF5 file");
-  file = Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), &H5Fclose, Doing::kReading, place);
+  const Handle access(H5Pcreate(H5P_FILE_ACCESS), &H5Pclose, Doing::kReading, place);
+#if H5_VERSION_GE(1, 10, 7)
+  // `fd` holds the lock already; HDF5's own fails on file systems that have none.
+  hdf5::check(H5Pset_file_locking(access.id(), false, true), Doing::kReading, place);
+#endif
+  file = Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.id()), &H5Fclose, Doing::kReading, place);
   header = read_header(file.id(), place);
   closed = hdf5::read_int_attribute(file.id(), "closed", place) != 0;
   steps = hdf5::open_group(file.id(), "steps", place + ": ");

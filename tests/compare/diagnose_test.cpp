@@ -58,7 +58,8 @@ class Fault : public ::testing::TestWithParam<std::string> {
   void disturb_all_but_output_matrix() {
     const auto other = synthetic_step({.seed = 77});
     for (auto& [name, g] : candidate.gradients) {
-      if (name == "lm_head.weight") continue;
+      if (name == "lm_head.weight" || (name == "model.embed_tokens.weight" && !candidate.gradients.contains("lm_head.weight")))
+        continue;
       for (std::size_t i = 0; i < g.values.size(); ++i) g.values[i] += 0.4 * other.gradients.at(name).values[i];
     }
   }
@@ -288,6 +289,24 @@ TEST_P(Fault, MissingBoundaryToken) {
   const auto v = verdict();
   EXPECT_FALSE(v.pass);
   EXPECT_THAT(v.names(), ElementsAre("missing_boundary_token"));
+}
+
+TEST_P(Fault, BoundaryTokenWithATiedOutputMatrix) {
+  for (const double weight : {0.0, 2.0}) {
+    reference = synthetic_step({.tied = true});
+    candidate = synthetic_step({.tied = true, .first_weight = weight});
+    disturb_all_but_output_matrix();
+    EXPECT_THAT(verdict().names(), ElementsAre(weight == 0 ? "missing_boundary_token" : "double_counted_boundary_token"));
+  }
+}
+
+TEST_P(Fault, DetachedPromptWithATiedOutputMatrix) {
+  reference = synthetic_step({.tied = true});
+  candidate = reference;
+  for (const auto& [name, part] : reference.prompt_part) {
+    for (std::size_t i = 0; i < part.values.size(); ++i) gradient(name).values[i] -= part.values[i];
+  }
+  EXPECT_THAT(verdict().names(), ElementsAre("detached_prompt"));
 }
 
 TEST_P(Fault, FirstResponseTokenLeftOutOfTheLogprobs) {

@@ -135,8 +135,14 @@ SyntheticStep synthetic_step(const SyntheticOptions& options) {
   Maker maker(options.seed);
   SyntheticStep step;
   step.responses = make_responses(maker);
-  step.gradients["lm_head.weight"] = output_matrix(maker, step.responses, options);
-  add(step, maker, "model.embed_tokens.weight", {kVocabulary, kHidden}, 0.01, 0.01);
+  auto output = output_matrix(maker, step.responses, options);
+  add(step, maker, "model.embed_tokens.weight", {kVocabulary, kHidden}, 0.02, 0.02);
+  if (options.tied) {
+    auto& embedding = step.gradients.at("model.embed_tokens.weight").values;
+    for (std::size_t i = 0; i < embedding.size(); ++i) embedding[i] += output.values[i];
+  } else {
+    step.gradients["lm_head.weight"] = std::move(output);
+  }
   add(step, maker, "model.norm.weight", {kHidden}, 0.02, 0);
   for (std::int64_t i = 0; i < options.layers; ++i) add_layer(step, maker, i, options);
   return step;

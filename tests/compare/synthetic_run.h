@@ -28,6 +28,7 @@ struct SyntheticOptions {
   std::int64_t layers = 4;
   bool biases = true;
   bool recurrent = false;  // every layer but the last is a gated delta rule layer
+  bool tied = false;       // one matrix for embedding and output
   std::uint64_t seed = 1;
   double first_weight = 1;                       // weight of the first response token in the output matrix
   std::map<std::int64_t, double> member_weight;  // of all tokens of a member there; 1 where absent
