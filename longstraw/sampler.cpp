@@ -143,7 +143,7 @@ std::vector<SampledResponse> sample_group(const Decoder& decoder, const std::vec
                                   .div_(rollout.temperature);
     const at::Tensor choice = at::multinomial(at::softmax(filtered(logits, rollout.top_k, rollout.top_p), 1).to(at::kDouble), 1,
                                               /*replacement=*/true, generator);
-    const at::Tensor logprobs = at::log_softmax(logits, 1).gather(1, choice).to(at::kDouble);
+    const at::Tensor logprobs = (logits.gather(1, choice) - at::logsumexp(logits, {1}, /*keepdim=*/true)).to(at::kDouble);
     ids = choice.squeeze(1);
     bool all_done = true;
     for (int64_t b = 0; b < members; ++b) {

@@ -101,15 +101,15 @@ StepGradient longstraw_gradient(const Decoder& decoder, const Batch& batch, cons
                   {"recomputed_tokens", static_cast<double>(swept.recomputed_tokens)},
                   {"kept_tokens", static_cast<double>(swept.kept_tokens)},
                   {"recompute_mismatches", static_cast<double>(swept.recompute_mismatches)}};
-  if (options.longstraw.self_check == SelfCheck::kFirstStep) {
-    result.facts["self_check_relative_l2"] =
-        relative_distance(result.gradients, plain_gradient(decoder, batch, objective, options).gradients);
-  }
   const std::chrono::duration<double> total = std::chrono::steady_clock::now() - start;
   result.seconds = {{"capture", swept.capture_seconds},
                     {"replay", swept.replay_seconds},
                     {"sweep", swept.sweep_seconds},
                     {"total", total.count()}};
+  if (options.longstraw.self_check == SelfCheck::kFirstStep) {
+    result.facts["self_check_relative_l2"] =
+        relative_distance(result.gradients, plain_gradient(decoder, batch, objective, options).gradients);
+  }
   return result;
 }
 
