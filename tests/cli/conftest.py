@@ -92,6 +92,30 @@ def copy_of(tmp_path):
     return copy
 
 
+@pytest.fixture(scope="session")
+def wide_model(tmp_path_factory):
+    """A random model, wide enough that what bfloat16 rounds away averages out: in the golden ones a batch's error is a draw."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    folder = tmp_path_factory.mktemp("model") / "wide"
+    folder.mkdir()
+    config = json.loads((GOLDEN / "smollm2" / "config.json").read_text())
+    config.update(hidden_size=128, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=256)
+    (folder / "config.json").write_text(json.dumps(config))
+    draw = numpy.random.default_rng(0)
+    matrix = lambda rows, columns: (draw.standard_normal((rows, columns)) / columns ** 0.5).astype(numpy.float32)
+    tensors = {"model.embed_tokens.weight": matrix(256, 128), "model.norm.weight": numpy.ones(128, numpy.float32)}
+    for n in range(config["num_hidden_layers"]):
+        shapes = {"self_attn.q_proj": (128, 128), "self_attn.k_proj": (64, 128), "self_attn.v_proj": (64, 128), "self_attn.o_proj": (128, 128),
+                  "mlp.gate_proj": (256, 128), "mlp.up_proj": (256, 128), "mlp.down_proj": (128, 256)}
+        tensors.update({f"model.layers.{n}.{name}.weight": matrix(*shape) for name, shape in shapes.items()})
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"model.layers.{n}.{name}.weight"] = numpy.ones(128, numpy.float32)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
 def gradients(arm, model, rollouts, out, *more, **options):
     return run("gradients", "--arm", arm, "--model", model, "--rollouts", rollouts, "--out", out, *more, **options)
 

@@ -43,7 +43,7 @@ def test_wrong_use_is_status_2_with_a_message(arguments):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_printed_configuration_loads_to_the_same_configuration(verb, tmp_path):
-    sets = ["model.path=/a folder/with: colon", "longstraw.segment_tokens=7", "objective.epsilon_high=0.28",
+    sets = ["model.path='/a folder/with: colon'", "longstraw.segment_tokens=7", "objective.epsilon_high=0.28",
             "longstraw.memory_budget=512MiB", "rollout.stop_token_ids=[1, 2]", "compare.gate=[exact, tail]"]
     first = run(verb, *[word for text in sets for word in ("--set", text)], "--print-config")
     assert first.status == WITHIN, first
