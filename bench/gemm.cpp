@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   longstraw::core::device::set_up_determinism(threads);
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const at::Tensor a = at::randn({size, size}), b = at::randn({size, size});
   at::Tensor out = at::mm(a, b);
   using Clock = std::chrono::steady_clock;
