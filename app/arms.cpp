@@ -30,13 +30,12 @@ StepGradient run_reference(const Decoder& decoder, const Batch& batch, const Run
 
 StepGradient run_longstraw(PromptGradient kept, const Decoder& decoder, const Batch& batch, const RunConfig& config,
                            Progress& progress) {
-  TrainerOptions options{.longstraw = config.longstraw,
-                         .objective = config.objective,
-                         .temperature = config.rollout.temperature,
-                         .max_completion_length = config.rollout.max_completion_length,
-                         .progress = [&progress](const char* phase, int64_t tokens) {
-                           progress.at(fmt::format("{} of {} tokens", phase, tokens));
-                         }};
+  TrainerOptions options{
+      .longstraw = config.longstraw,
+      .objective = config.objective,
+      .temperature = config.rollout.temperature,
+      .max_completion_length = config.rollout.max_completion_length,
+      .progress = [&progress](const char* phase, int64_t tokens) { progress.at(fmt::format("{} of {} tokens", phase, tokens)); }};
   options.longstraw.prompt_gradient = kept;
   if (kept == PromptGradient::kTail) options.longstraw.tail_tokens = tail_tokens(config, batch);
   return longstraw_gradient(decoder, batch, options);
@@ -63,8 +62,8 @@ void say_facts(const StepGradient& result, Progress& progress) {
     progress.say(fmt::format("  {} recomputed segments differ from what was captured (recompute_mismatches)", count));
   }
   if (const double distance = fact("self_check_relative_l2"); distance != 0) {
-    progress.say(fmt::format("  self check: relative L2 {:.2e} from the plain way (every segment recomputed, one response at a time)",
-                             distance));
+    progress.say(fmt::format(
+        "  self check: relative L2 {:.2e} from the plain way (every segment recomputed, one response at a time)", distance));
   }
 }
 

@@ -21,7 +21,7 @@ struct ConfigOptions {
   std::vector<std::string> sets;       // --set key.path=value
   std::vector<std::string> shortcuts;  // what options such as --model stand for; they win over --set
   bool print_config = false;
-  bool unscored = false;               // of the verb: prompts need no reward
+  bool unscored = false;  // of the verb: prompts need no reward
 };
 
 // --config, --set and --print-config; the verb's --help then ends with all keys.

@@ -39,8 +39,8 @@ void watch() {
   while (read(pipe_ends[0], &number, 1) != 1) {
   }
   const std::lock_guard wait_for_results(writing());
-  const std::string text = fmt::format("\nlongstraw: interrupted ({}); what was not finished is not written\n",
-                                       number == SIGINT ? "SIGINT" : "SIGTERM");
+  const std::string text =
+      fmt::format("\nlongstraw: interrupted ({}); what was not finished is not written\n", number == SIGINT ? "SIGINT" : "SIGTERM");
   if (write(STDERR_FILENO, text.data(), text.size()) < 0) _exit(kStatus);
   _exit(kStatus);
 }

@@ -25,8 +25,9 @@ ExitStatus run(int argc, char** argv) {
   program.name("longstraw");
   program.require_subcommand(1);
   program.set_version_flag("--version", fmt::format("longstraw {} (commit {}, LibTorch {})", kVersion, kGitCommit, TORCH_VERSION));
-  program.footer("longstraw VERB --help says all about a verb. Status: 0 within bounds or done, 1 beyond bounds, 2 wrong use or\n"
-                 "unusable input, 3 failure while running.");
+  program.footer(
+      "longstraw VERB --help says all about a verb. Status: 0 within bounds or done, 1 beyond bounds, 2 wrong use or\n"
+      "unusable input, 3 failure while running.");
   Action chosen;
   add_verify(program, chosen);
   add_gradients(program, chosen);

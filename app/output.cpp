@@ -49,7 +49,8 @@ void require_writable_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (!fs::is_directory(folder)) {
-    throw IoError(fmt::format("{}: the folder can't be made: {}", folder.string(), error ? error.message() : "a file is in its place"));
+    throw IoError(
+        fmt::format("{}: the folder can't be made: {}", folder.string(), error ? error.message() : "a file is in its place"));
   }
   AtomicFile(folder / "writable").write("");
 }

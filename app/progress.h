@@ -36,7 +36,7 @@ class Progress {
   bool terminal_;
   std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::string task_;   // empty: nothing is under way
+  std::string task_;  // empty: nothing is under way
   std::string where_;
   double started_ = 0.0;
   bool line_shown_ = false;

@@ -42,8 +42,9 @@ ExitStatus run_compare(const CompareOptions& options, const RunConfig& config) {
   for (auto& argument : arguments) argv.push_back(argument.data());
   const int status = compare::compare_main(int(argv.size()), argv.data());
   if (std::any_of(given.begin(), given.end(), [](const auto& a) { return a == "--help" || a == "-h"; })) {
-    fmt::print("\nBefore these, as for every verb: --config FILE, --set KEY.PATH=VALUE, --print-config. Bounds are the keys\n"
-               "compare.noise_factor, compare.bfloat16_factor, compare.whole_bound and compare.parameter_bound.\n");
+    fmt::print(
+        "\nBefore these, as for every verb: --config FILE, --set KEY.PATH=VALUE, --print-config. Bounds are the keys\n"
+        "compare.noise_factor, compare.bfloat16_factor, compare.whole_bound and compare.parameter_bound.\n");
   }
   return static_cast<ExitStatus>(status);
 }

@@ -53,7 +53,8 @@ void add_gradients(CLI::App& program, Action& chosen) {
   const auto options = std::make_shared<GradientsOptions>();
   add_shortcut(verb, options->config, "--model", "model.path", "checkpoint folder");
   add_shortcut(verb, options->config, "--rollouts", "data.rollouts", "JSONL of responses", {"data.prompts"});
-  verb.add_option("--arm", options->arm, "way to get the gradient")->check(CLI::IsMember({"reference", "detached", "tail", "exact"}));
+  verb.add_option("--arm", options->arm, "way to get the gradient")
+      ->check(CLI::IsMember({"reference", "detached", "tail", "exact"}));
   verb.add_option("--out", options->out, "the record to write (HDF5); an older record is replaced")->type_name("FILE.h5");
   verb.add_option("--reference-cut", options->reference_cut,
                   "cut the reference's prompt graph where the detached or the tail arm does: a second oracle for them")

@@ -43,8 +43,8 @@ Json describe_tensors(const fs::path& path) {
                        {"shape", tensor.shape},
                        {"bytes", tensor.bytes.size()}});
   }
-  return {{"format", "safetensors"},        {"file", path.string()}, {"bytes", fs::file_size(path)}, {"elements", elements},
-          {"metadata", file.metadata()}, {"tensors", tensors}};
+  return {{"format", "safetensors"}, {"file", path.string()},       {"bytes", fs::file_size(path)},
+          {"elements", elements},    {"metadata", file.metadata()}, {"tensors", tensors}};
 }
 
 bool starts_as_hdf5(const fs::path& path) {
@@ -80,8 +80,9 @@ ExitStatus run_inspect(const InspectOptions& options, const RunConfig& config) {
 void add_inspect(CLI::App& program, Action& chosen) {
   CLI::App& verb = *program.add_subcommand("inspect", "what is in a checkpoint, rollouts file or record, without loading it whole");
   const auto options = std::make_shared<InspectOptions>();
-  verb.add_option("FILE", options->path, "checkpoint folder, .safetensors, rollouts or prompts (.jsonl), or record (.h5); "
-                                         "without it the key model.path");
+  verb.add_option("FILE", options->path,
+                  "checkpoint folder, .safetensors, rollouts or prompts (.jsonl), or record (.h5); "
+                  "without it the key model.path");
   verb.add_flag("--json", options->json, "as JSON");
   add_config_options(verb, options->config);
   choose(verb, chosen, options, run_inspect);

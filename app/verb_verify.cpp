@@ -42,21 +42,24 @@ Batch sample_one_group(PromptSampler& sampler, const core::model::Decoder& decod
   for (size_t row = 0; row < sampler.prompts(); ++row) {
     const SampledGroup sampled = sampler.sample(decoder, row);
     if (has_no_gradient({sampled.group}, config.objective)) {
-      progress.say(fmt::format("  prompt {}: all rewards are equal, so there is no gradient; taking the next prompt", sampled.group.prompt_id));
+      progress.say(fmt::format("  prompt {}: all rewards are equal, so there is no gradient; taking the next prompt",
+                               sampled.group.prompt_id));
       continue;
     }
     write_sampled(folder / "rollouts.jsonl", {sampled});
     return {sampled.group};
   }
-  throw FormatError(fmt::format("{}: none of the {} prompts got responses of different reward, so there is no gradient to compare; wanted "
-                                "other prompts, a finer reward, a higher rollout.temperature or more rollout.num_generations",
-                                *config.data.prompts, sampler.prompts()));
+  throw FormatError(
+      fmt::format("{}: none of the {} prompts got responses of different reward, so there is no gradient to compare; wanted "
+                  "other prompts, a finer reward, a higher rollout.temperature or more rollout.num_generations",
+                  *config.data.prompts, sampler.prompts()));
 }
 
 Batch given_batch(const RunConfig& config) {
   const Batch batch = read_batch(config);
   if (has_no_gradient(batch, config.objective)) {
-    throw FormatError(fmt::format("{}: rewards are equal in every group, so there is no gradient to compare", *config.data.rollouts));
+    throw FormatError(
+        fmt::format("{}: rewards are equal in every group, so there is no gradient to compare", *config.data.rollouts));
   }
   return batch;
 }
@@ -74,7 +77,8 @@ ExitStatus run_verify(const VerifyOptions& options, const RunConfig& config) {
   }
   const fs::path folder = options.out;
   require_writable_folder(folder);
-  for (const char* name : {"reference.h5", "detached.h5", "tail.h5", "exact.h5", "noise.h5"}) require_writable_record(folder / name);
+  for (const char* name : {"reference.h5", "detached.h5", "tail.h5", "exact.h5", "noise.h5"})
+    require_writable_record(folder / name);
   vocabulary(config);  // an unusable config.json is found before anything is started
 
   Progress progress;

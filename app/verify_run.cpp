@@ -36,7 +36,8 @@ class ArmRunner {
     const std::string name(core::config::name_of(arm));
     const auto result = run_arm(arm, decoder_, batch_, config_, progress_);
     if (fingerprint(decoder_, batch_) != fingerprint_) {
-      throw Error(ExitStatus::kFailedRunning, fmt::format("arm {}: it changed the weights or the batch, which all arms share", name));
+      throw Error(ExitStatus::kFailedRunning,
+                  fmt::format("arm {}: it changed the weights or the batch, which all arms share", name));
     }
     write_record(path, {.arm = name, .config = config_, .decoder = decoder_, .batch = batch_, .result = result});
   }
@@ -63,8 +64,8 @@ RunConfig noise_config(RunConfig config) {
 
 }  // namespace
 
-compare::VerifyInputs run_arms(const RunConfig& config, std::unique_ptr<Decoder> decoder, const Batch& batch, const fs::path& folder,
-                               Progress& progress) {
+compare::VerifyInputs run_arms(const RunConfig& config, std::unique_ptr<Decoder> decoder, const Batch& batch,
+                               const fs::path& folder, Progress& progress) {
   const auto path = [&](const char* name) { return (folder / name).string(); };
   compare::VerifyInputs inputs{.reference = path("reference.h5"), .arms = {}, .noise = path("noise.h5"), .config = config.compare};
   RunConfig with_tail = config;

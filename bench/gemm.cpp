@@ -35,6 +35,7 @@ int main(int argc, char** argv) {
     best = std::max(best, 2.0 * double(size) * double(size) * double(size) / took);
     ++runs;
   }
-  fmt::print("{{\"flops_per_second\": {:.6e}, \"size\": {}, \"runs\": {}, \"threads\": {}}}\n", best, size, runs, at::get_num_threads());
+  fmt::print("{{\"flops_per_second\": {:.6e}, \"size\": {}, \"runs\": {}, \"threads\": {}}}\n", best, size, runs,
+             at::get_num_threads());
   return 0;
 }

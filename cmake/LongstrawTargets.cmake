@@ -14,8 +14,6 @@ function(_longstraw_common target torch)
   target_link_libraries(${target} PUBLIC longstraw_options)
   if(torch)
     target_link_libraries(${target} PUBLIC longstraw::torch)
-    # A program would get -fPIE, and the compiler then refuses a header precompiled with -fPIC.
-    target_compile_options(${target} PRIVATE -fPIC)
     target_precompile_headers(${target} REUSE_FROM longstraw_torch_pch)
   endif()
 endfunction()

@@ -50,6 +50,9 @@ Bounds::Bounds(Dtype dtype, const CompareConfig& config, const NoiseMeasure* noi
     case Dtype::kFloat32:
       whole_ = Bound{kFloat32Whole, "float32: rounding of 6e-8 accumulates to less than 1e-5"};
       if (noise != nullptr) {
+        // Two float32 computations can't be asked to be nearer to each other than one of them is to the truth.
+        whole_ =
+            larger(*whole_, {floor, fmt::format("float32: the reference's own distance from the noise record, {:.3e}", floor)});
         noise_floor_ =
             Bound{config.noise_factor * floor, fmt::format("{} x the noise floor {:.3e} (reference in float32 against {})",
                                                            config.noise_factor, floor, "the noise record")};

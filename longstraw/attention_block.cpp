@@ -8,7 +8,7 @@
 namespace longstraw {
 namespace {
 
-constexpr int64_t kTileElements = int64_t{1} << 20;  // of one score tile, so that it stays in cache
+constexpr int64_t kTileElements = int64_t{1} << 19;  // of one score tile, so that it stays in cache
 
 // LibTorch's CPU kernel knows no mask and the square causal mask; everything else goes tile by tile.
 bool has_flash_kernel(const at::Tensor& query, const at::Tensor& key, const BlockMask& mask) {
@@ -37,15 +37,23 @@ at::Tensor tile_bias(const BlockMask& mask, int64_t queries, int64_t key_begin, 
   return at::zeros({queries, keys}, like.options()).masked_fill_(hidden, -INFINITY);
 }
 
-// Walks over tiles of keys; `tile` gets the scores [G, rT, n] in wide dtype, masked, and the tile's range of keys.
+// a · b − shift in wide dtype; a [G, R, d], b [G, d, n], shift [G, R, 1] or undefined. One pass where dtypes allow it.
+at::Tensor product_minus(const at::Tensor& a, const at::Tensor& b, const at::Tensor& shift) {
+  const auto high = wide(a.scalar_type());
+  if (!shift.defined()) return at::bmm(a, b).to(high);
+  if (a.scalar_type() != high) return at::bmm(a, b).to(high).sub_(shift);
+  return at::baddbmm(shift.expand({a.size(0), a.size(1), b.size(2)}), a, b, /*beta=*/-1);
+}
+
+// Walks over tiles of keys; `tile` gets the scores [G, rT, n] less `shift`, in wide dtype, masked, and the tile's range of
+// keys. The queries come with the scale already in them.
 template <class Tile>
-void for_each_tile(const at::Tensor& query_GRd, const at::Tensor& key_GNd, int64_t queries, double scale, const BlockMask& mask,
-                   Tile tile) {
+void for_each_tile(const at::Tensor& query_GRd, const at::Tensor& key_GNd, int64_t queries, const at::Tensor& shift,
+                   const BlockMask& mask, Tile tile) {
   const int64_t width = tile_width(query_GRd.size(0) * query_GRd.size(1));
   for (int64_t begin = 0; begin < key_GNd.size(1); begin += width) {
     const int64_t n = std::min(width, key_GNd.size(1) - begin);
-    at::Tensor scores = at::matmul(query_GRd, key_GNd.narrow(1, begin, n).transpose(1, 2)).to(wide(query_GRd.scalar_type()));
-    scores.mul_(scale);
+    at::Tensor scores = product_minus(query_GRd, key_GNd.narrow(1, begin, n).transpose(1, 2), shift);
     if (!mask.all || mask.window) {
       auto per_head = scores.view({query_GRd.size(0), -1, queries, n});
       per_head.add_(tile_bias(mask, queries, begin, n, scores));
@@ -57,12 +65,12 @@ void for_each_tile(const at::Tensor& query_GRd, const at::Tensor& key_GNd, int64
 PartialAttention attend_tiled(const at::Tensor& query_HTd, const at::Tensor& key_GNd, const at::Tensor& value_GNd, double scale,
                               const BlockMask& mask) {
   const int64_t groups = key_GNd.size(0), queries = query_HTd.size(1);
-  const at::Tensor query_GRd = group_rows(query_HTd, groups);
+  const at::Tensor query_GRd = group_rows(query_HTd * scale, groups);
   const auto options = query_HTd.options().dtype(wide(query_HTd.scalar_type()));
   at::Tensor top = at::full({groups, query_GRd.size(1), 1}, -INFINITY, options);
   at::Tensor sum = at::zeros_like(top);
   at::Tensor out = at::zeros({groups, query_GRd.size(1), value_GNd.size(2)}, options);
-  for_each_tile(query_GRd, key_GNd, queries, scale, mask, [&](at::Tensor& scores, int64_t begin, int64_t n) {
+  for_each_tile(query_GRd, key_GNd, queries, /*shift=*/{}, mask, [&](at::Tensor& scores, int64_t begin, int64_t n) {
     const at::Tensor new_top = at::maximum(top, scores.amax(-1, /*keepdim=*/true));
     // A row that has seen no key yet keeps top = -inf: subtract 0 there, so that e^{-inf - 0} = 0 and not NaN.
     const at::Tensor shift = new_top.masked_fill(new_top.eq(-INFINITY), 0.0);
@@ -84,7 +92,7 @@ BlockGradients backward_tiled(const at::Tensor& grad_HTd, const at::Tensor& quer
                               bool want_key_value) {
   const int64_t groups = key_GNd.size(0), queries = query_HTd.size(1);
   const auto high = wide(query_HTd.scalar_type());
-  const at::Tensor query_GRd = group_rows(query_HTd, groups), grad_GRd = group_rows(grad_HTd, groups);
+  const at::Tensor query_GRd = group_rows(query_HTd * scale, groups), grad_GRd = group_rows(grad_HTd, groups);
   const at::Tensor lse = merged.lse_HT.reshape({groups, -1, 1});
   const at::Tensor delta = (grad_HTd.to(high) * merged.out_HTd.to(high)).sum(-1).reshape({groups, -1, 1});
   at::Tensor dq = at::zeros(query_GRd.sizes(), query_HTd.options().dtype(high));
@@ -93,17 +101,21 @@ BlockGradients backward_tiled(const at::Tensor& grad_HTd, const at::Tensor& quer
     result.key_GNd = at::empty(key_GNd.sizes(), key_GNd.options().dtype(high));
     result.value_GNd = at::empty(value_GNd.sizes(), value_GNd.options().dtype(high));
   }
-  for_each_tile(query_GRd, key_GNd, queries, scale, mask, [&](at::Tensor& scores, int64_t begin, int64_t n) {
-    at::Tensor& p = scores.sub_(lse).exp_();
+  for_each_tile(query_GRd, key_GNd, queries, lse, mask, [&](at::Tensor& scores, int64_t begin, int64_t n) {
+    at::Tensor& p = scores.exp_();
     const at::Tensor keys = key_GNd.narrow(1, begin, n), values = value_GNd.narrow(1, begin, n);
     if (want_key_value) {
-      result.value_GNd.narrow(1, begin, n).copy_(at::matmul(p.to(grad_GRd.scalar_type()).transpose(1, 2), grad_GRd));
+      result.value_GNd.narrow(1, begin, n).copy_(at::bmm(p.to(grad_GRd.scalar_type()).transpose(1, 2), grad_GRd));
     }
-    const at::Tensor dp = at::matmul(grad_GRd, values.transpose(1, 2)).to(high);
-    const at::Tensor ds = p.mul_(dp.sub_(delta)).mul_(scale).to(query_GRd.scalar_type());
-    dq.add_(at::matmul(ds, keys));
-    if (want_key_value) result.key_GNd.narrow(1, begin, n).copy_(at::matmul(ds.transpose(1, 2), query_GRd));
+    const at::Tensor ds = p.mul_(product_minus(grad_GRd, values.transpose(1, 2), delta)).to(query_GRd.scalar_type());
+    if (ds.scalar_type() == high) {
+      dq.baddbmm_(ds, keys);
+    } else {
+      dq.add_(at::bmm(ds, keys));
+    }
+    if (want_key_value) result.key_GNd.narrow(1, begin, n).copy_(at::bmm(ds.transpose(1, 2), query_GRd));
   });
+  dq.mul_(scale);
   result.query_HTd = dq.to(query_HTd.scalar_type()).view(query_HTd.sizes());
   return result;
 }

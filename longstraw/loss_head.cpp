@@ -34,6 +34,8 @@ at::Tensor loss_head(const core::model::Decoder& decoder, const at::Tensor& hidd
     const at::Tensor hidden = hidden_SD.narrow(0, begin, n).detach();
     at::Tensor logits = at::mm(hidden, weight.t()).to(wide);
     if (temperature != 1.0) logits.div_(temperature);
+    // The largest logit becomes 0, so that the log-sum-exp is small and rounds finely; log-probs do not change.
+    logits.sub_(logits.amax({1}, /*keepdim=*/true));
     const at::Tensor target = targets_S.narrow(0, begin, n).unsqueeze(1);
     const at::Tensor lse = at::logsumexp(logits, {1}, /*keepdim=*/true);
     const auto derivatives = loss(begin, to_doubles((logits.gather(1, target) - lse).squeeze(1)));

@@ -63,7 +63,8 @@ class TokenCosts {
                                     ? windowed(tokens, past, *window)
                                     : std::max(with_adjoint(tokens, wanted), queries_only(tokens, unwanted)));
     }
-    return widest;
+    // By then the layer's MLP has gone backward and let go of what it kept.
+    return widest - tokens * (2 * a_.hidden + 3 * a_.intermediate) * size_;
   }
 
  private:

@@ -79,8 +79,9 @@ at::Tensor id_tensor(std::span<const int64_t> ids, at::Device device) {
 at::Tensor response_logprobs(const at::Tensor& logits_RV, const at::Tensor& ids_R, double temperature) {
   const at::Tensor scaled_RV = logits_RV.to(core::device::accumulation_dtype(logits_RV.scalar_type())) / temperature;
   // Not at::log_softmax: its float32 sum over a large vocabulary is a plain running one, too small by some 1e-5 of itself,
-  // and so are all its log-probs off to one side. The sum of at::logsumexp is pairwise.
-  return (scaled_RV.gather(-1, ids_R.unsqueeze(1)) - at::logsumexp(scaled_RV, {-1}, /*keepdim=*/true)).squeeze(1);
+  // and so are all its log-probs off to one side. at::sum is pairwise.
+  const at::Tensor shifted_RV = scaled_RV - scaled_RV.detach().amax(-1, /*keepdim=*/true);
+  return (shifted_RV.gather(-1, ids_R.unsqueeze(1)) - shifted_RV.exp().sum(-1, /*keepdim=*/true).log()).squeeze(1);
 }
 
 class Trainer {

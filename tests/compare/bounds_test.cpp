@@ -50,7 +50,12 @@ TEST(Bounds, OfTheWholeModelByDtype) {
 TEST(Bounds, Float32MustAlsoStayWithinTwiceTheNoiseFloor) {
   EXPECT_TRUE(passes(Dtype::kFloat32, 1.9e-6, 1e-6, 1e-6));
   EXPECT_FALSE(passes(Dtype::kFloat32, 2.1e-6, 1e-6, 1e-6));
-  EXPECT_FALSE(passes(Dtype::kFloat32, 2e-5, 1e-3, 1e-3)) << "a high floor does not lift the fixed bound";
+}
+
+TEST(Bounds, Float32NeedNotBeNearerThanTheReferenceIsToTheTruth) {
+  EXPECT_TRUE(passes(Dtype::kFloat32, 2.9e-5, 3e-5, 3e-5));
+  EXPECT_FALSE(passes(Dtype::kFloat32, 3.1e-5, 3e-5, 3e-5)) << "only as far as the floor, not twice as far";
+  EXPECT_FALSE(passes(Dtype::kFloat32, 2.9e-5));
 }
 
 TEST(Bounds, Bfloat16IsHeldAgainstTheReferencesOwnError) {
