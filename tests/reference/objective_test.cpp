@@ -4,6 +4,7 @@
 #include "core/base/errors.h"
 #include "core/config/enums.h"
 #include "tests/support/closeness.h"
+#include "tests/support/objective_golden.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -11,7 +12,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
-#include <fstream>
 
 namespace longstraw {
 namespace {
@@ -24,44 +24,7 @@ using core::objective::ScaleRewards;
 using Rows = std::vector<std::vector<double>>;
 using nlohmann::json;
 
-const json& golden() {
-  static const json kGolden = json::parse(std::ifstream("fixtures/objective/trl.json"));
-  return kGolden;
-}
-
-std::optional<double> optional_number(const json& value) {
-  return value.is_null() ? std::nullopt : std::optional(value.get<double>());
-}
-
-ObjectiveConfig config_of(const json& j) {
-  ObjectiveConfig config;
-  config.loss_type = core::config::value_named<core::objective::LossType>(j.at("loss_type").get<std::string>()).value();
-  config.scale_rewards = core::config::value_named<ScaleRewards>(j.at("scale_rewards").get<std::string>()).value();
-  config.kl = core::config::value_named<core::objective::Kl>(j.at("kl").get<std::string>()).value();
-  config.beta = j.at("beta");
-  config.epsilon = j.at("epsilon");
-  config.epsilon_high = optional_number(j.at("epsilon_high"));
-  config.delta = optional_number(j.at("delta"));
-  config.advantage_epsilon = j.at("advantage_epsilon");
-  return config;
-}
-
-Batch batch_of(const json& c) {
-  const auto mask = c.at("mask").get<std::vector<std::vector<uint8_t>>>();
-  const size_t group_size = c.at("group_size");
-  Batch batch;
-  for (size_t i = 0; i < mask.size(); ++i) {
-    if (i % group_size == 0) batch.push_back({.prompt_id = "p" + std::to_string(batch.size()), .prompt_ids = {0}, .responses = {}});
-    Response response;
-    response.completion_ids.assign(mask[i].size(), 0);
-    response.completion_mask = mask[i];
-    if (!c.at("rewards").is_null()) response.reward = optional_number(c.at("rewards")[i]);
-    if (!c.at("old_logprobs").is_null()) response.old_logprobs = c["old_logprobs"][i].get<std::vector<double>>();
-    if (!c.at("ref_logprobs").is_null()) response.ref_logprobs = c["ref_logprobs"][i].get<std::vector<double>>();
-    batch.back().responses.push_back(std::move(response));
-  }
-  return batch;
-}
+using test::objective_golden;
 
 struct LossAndGradient {
   double loss = 0.0;
@@ -94,11 +57,11 @@ std::vector<double> flat(const Rows& rows) {
 at::Tensor as_tensor(const std::vector<double>& values) { return at::tensor(at::ArrayRef<double>(values), at::kDouble); }
 
 TEST(ReferenceObjective, AgreesWithTrlOnEveryGoldenCase) {
-  ASSERT_GT(golden().at("cases").size(), 5u);
-  for (const json& c : golden().at("cases")) {
+  ASSERT_GT(objective_golden().at("cases").size(), 5u);
+  for (const json& c : objective_golden().at("cases")) {
     SCOPED_TRACE(c.at("name").get<std::string>());
-    const Batch batch = batch_of(c);
-    const ObjectiveConfig config = config_of(c.at("objective"));
+    const Batch batch = test::objective_batch(c);
+    const ObjectiveConfig config = test::objective_config(c.at("objective"));
     const auto got = evaluate(batch, config, c.at("max_completion_length"), c.at("logprobs").get<Rows>());
     // Both sides in float64 over at most some hundred terms: sqrt(hundred) roundings of 1.1e-16, times the cancellation
     // in (r - mean) and between the terms of the loss.
@@ -121,7 +84,7 @@ Batch one_response(const std::vector<double>& old_logprobs, double advantage) {
 }
 
 TEST(ReferenceObjective, AgreesWithThePublishedClippedLoss) {
-  const json& published = golden().at("published").at("policy_loss");
+  const json& published = objective_golden().at("published").at("policy_loss");
   const auto advantages = published.at("advantages").get<std::vector<double>>();
   const auto old_logprobs = published.at("old_logprobs").get<std::vector<double>>();
   const auto logprobs = published.at("logprobs").get<std::vector<double>>();
@@ -135,7 +98,7 @@ TEST(ReferenceObjective, AgreesWithThePublishedClippedLoss) {
 }
 
 TEST(ReferenceObjective, AgreesWithThePublishedKlEstimators) {
-  const json& published = golden().at("published").at("kl");
+  const json& published = objective_golden().at("published").at("kl");
   for (const auto kind : {core::objective::Kl::kK1, core::objective::Kl::kK2, core::objective::Kl::kK3}) {
     const auto wanted = published.at(std::string(core::config::name_of(kind))).get<std::vector<double>>();
     for (size_t i = 0; i < wanted.size(); ++i) {
