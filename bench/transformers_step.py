@@ -83,6 +83,7 @@ def main():
     torch.set_num_threads(options.threads)
     speed = gemm_speed(options.gemm_size, 3.0)
     prompt, responses, advantages = read_batch(options.rollouts)
+    libraries = resident("VmRSS")
     model = load(options.model, "sdpa")
     # Once without a clock: first touches of memory are not what is measured.
     one_response(model, prompt, responses[0], 1.0)
@@ -92,9 +93,10 @@ def main():
 
     model = load(options.model, attention)
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-    weights = resident("VmRSS")
     seconds = [step(model, prompt, responses, advantages) for _ in range(options.repeat)]
-    peak = resident("VmHWM") - weights
+    # Not above what was resident before the step: the warm-up's freed memory is still there then.
+    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    peak = resident("VmHWM") - libraries - weights
     if options.gradients:
         save_file({name: weight.grad for name, weight in model.named_parameters()}, options.gradients)
     print(json.dumps({"seconds": seconds, "peak_bytes": peak, "attention": attention, "tried_attention_seconds": tried,
