@@ -73,14 +73,17 @@ Bound Bounds::parameter(const std::string& name) const {
   if (config_.parameter_bound) return {*config_.parameter_bound, "set by compare.parameter_bound"};
   const ParameterMeasure* own = noise_ == nullptr ? nullptr : noise_->reference.find(name);
   const double floor = own == nullptr ? 0 : own->statistics.relative_l2();
+  const double whole_floor = noise_ == nullptr ? 0 : noise_->reference.whole.relative_l2();
   switch (dtype_) {
     case Dtype::kFloat64: return {kFloat64Parameter, "float64: 100 x the whole's bound, for sums that cancel"};
     case Dtype::kFloat32:
       return larger({kFloat32Parameter, "float32: 100 x the whole's bound, for sums that cancel"},
                     {kFloat32ParameterNoise * floor, "float32: 10 x the parameter's own noise floor"});
     case Dtype::kBfloat16:
+      // One parameter's own floor is a single draw, and may be a lucky one: the whole's floor counts as well.
       return larger({kBfloat16Parameter, "bfloat16: 26 units of rounding (2^-8), for parameters of few elements"},
-                    {kBfloat16ParameterNoise * floor, "bfloat16: 3 x the parameter's own noise floor"});
+                    larger({kBfloat16ParameterNoise * floor, "bfloat16: 3 x the parameter's own noise floor"},
+                           {kBfloat16ParameterNoise * whole_floor, "bfloat16: 3 x the noise floor of the whole"}));
   }
   return {};
 }
