@@ -52,6 +52,16 @@ StepGradient run(Arm arm, const Decoder& decoder, const Batch& batch, const RunC
   return run_longstraw(PromptGradient::kExact, decoder, batch, config, progress);
 }
 
+// A budget decides what is kept beyond what a step can't do without; it can't make that smaller.
+void say_if_over_budget(const StepGradient& result, const LongstrawConfig& config, Progress& progress) {
+  const auto planned = result.bytes.find("planned_peak_bytes");
+  if (planned == result.bytes.end() || planned->second <= config.memory_budget) return;
+  progress.say(
+      fmt::format("  the least that this step needs, {}, is above longstraw.memory_budget, {}; smaller "
+                  "longstraw.segment_tokens or longstraw.replay_batch need less",
+                  mebibytes(planned->second), mebibytes(config.memory_budget)));
+}
+
 // What should be zero and is not.
 void say_facts(const StepGradient& result, Progress& progress) {
   const auto fact = [&](const char* name) {
@@ -92,6 +102,7 @@ StepGradient run_arm(Arm arm, const Decoder& decoder, const Batch& batch, const 
   progress.begin(fmt::format("{} ({})", name_of(arm), core::device::dtype_name(decoder.dtype())));
   StepGradient result = run(arm, decoder, batch, config, progress, reference_cut);
   progress.done(fmt::format("peak {} above the weights, loss {:.6g}", mebibytes(result.bytes.at("peak_bytes")), result.loss));
+  say_if_over_budget(result, config.longstraw, progress);
   say_facts(result, progress);
   return result;
 }
