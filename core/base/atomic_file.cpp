@@ -45,20 +45,28 @@ AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
-void AtomicFile::write(std::string_view text) {
+void AtomicFile::write(std::string_view bytes) {
   constexpr std::size_t kFlushAt = 1 << 20;
-  buffer_ += text;
+  if (bytes.size() >= kFlushAt) {  // a tensor: no copy of it
+    flush();
+    write_all(bytes);
+    return;
+  }
+  buffer_ += bytes;
   if (buffer_.size() >= kFlushAt) flush();
 }
 
 void AtomicFile::flush() {
-  std::size_t done = 0;
-  while (done < buffer_.size()) {
-    const ssize_t count = ::write(file_, buffer_.data() + done, buffer_.size() - done);
-    if (count < 0 && errno != EINTR) fail("writing failed");
-    if (count > 0) done += static_cast<std::size_t>(count);
-  }
+  write_all(buffer_);
   buffer_.clear();
+}
+
+void AtomicFile::write_all(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(file_, bytes.data(), bytes.size());
+    if (count < 0 && errno != EINTR) fail("writing failed");
+    if (count > 0) bytes.remove_prefix(static_cast<std::size_t>(count));
+  }
 }
 
 void AtomicFile::commit() {

@@ -1,5 +1,5 @@
 #pragma once
-// A text file that appears whole or not at all: written beside its place, then renamed over it.
+// A file that appears whole or not at all: written beside its place, then renamed over it.
 //
 //   AtomicFile file("report.json");
 //   file.write(text);
@@ -22,11 +22,12 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  void write(std::string_view text);
+  void write(std::string_view bytes);
   void commit();
 
  private:
   void flush();
+  void write_all(std::string_view bytes);
   [[noreturn]] void fail(const char* what) const;
 
   std::filesystem::path path_;       // as the user named it

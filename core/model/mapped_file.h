@@ -1,5 +1,5 @@
 #pragma once
-// RAII over two ways to use a file: mapped for reading, and written whole or not at all.
+// A file mapped for reading.
 
 #include <cstddef>
 #include <filesystem>
@@ -19,24 +19,6 @@ class MappedFile {
  private:
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
-};
-
-// Bytes go into a file beside `path`; commit() syncs it and renames it over `path`. Without commit() (an exception on
-// the way) it is removed and `path` stays what it was. Throws IoError naming `path` and the system's reason.
-class AtomicFile {
- public:
-  explicit AtomicFile(const std::filesystem::path& path);
-  ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-  void write(std::span<const std::byte> bytes);
-  void commit();
-
- private:
-  [[noreturn]] void fail(const char* what) const;
-  std::filesystem::path path_;
-  std::filesystem::path beside_;
-  int descriptor_ = -1;
 };
 
 }  // namespace longstraw::core::model

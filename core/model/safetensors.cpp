@@ -1,5 +1,6 @@
 #include "core/model/safetensors.h"
 
+#include "core/base/atomic_file.h"
 #include "core/base/errors.h"
 #include "core/model/mapped_file.h"
 
@@ -245,9 +246,9 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Stor
   const uint64_t header_bytes = text.size();
 
   AtomicFile file(path);
-  file.write(std::as_bytes(std::span(&header_bytes, 1)));
-  file.write(std::as_bytes(std::span(text)));
-  for (const StoredTensor& tensor : tensors) file.write(tensor.bytes);
+  file.write({reinterpret_cast<const char*>(&header_bytes), sizeof header_bytes});
+  file.write(text);
+  for (const StoredTensor& tensor : tensors) file.write({reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()});
   file.commit();
 }
 
