@@ -18,8 +18,6 @@ uint64_t weights_version(const core::model::Decoder& decoder) {
   return version;
 }
 
-int64_t bytes(const at::Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.element_size()); }
-
 }  // namespace
 
 PromptState::PromptState(const core::model::Decoder& decoder, int64_t capacity, int64_t adjoint_begin)
@@ -103,20 +101,6 @@ void PromptState::check_weights(const core::model::Decoder& decoder) const {
         "the prompt state was made by other weights than the model has now: capture the prompt again after "
         "an optimizer step");
   }
-}
-
-int64_t PromptState::state_bytes() const {
-  int64_t sum = 0;
-  for (const auto& layer : layers_) {
-    for (const Block& block : layer.blocks) sum += bytes(block.keys) + bytes(block.values);
-  }
-  return sum;
-}
-
-int64_t PromptState::adjoint_bytes() const {
-  int64_t sum = 0;
-  for (const auto& layer : layers_) sum += bytes(layer.key_adjoint) + bytes(layer.value_adjoint);
-  return sum;
 }
 
 }  // namespace longstraw

@@ -45,9 +45,6 @@ class PromptState {
   // The state belongs to the weights that made it: throws if they have changed since (an optimizer step, a load).
   void check_weights(const core::model::Decoder& decoder) const;
 
-  int64_t state_bytes() const;
-  int64_t adjoint_bytes() const;
-
  private:
   struct Block {
     int64_t begin;

@@ -2,6 +2,7 @@
 
 #include "longstraw/attention_block.h"
 #include "longstraw/prompt_state.h"
+#include "longstraw/run_layers.h"
 #include "longstraw/segment_execution.h"
 
 #include "core/device/device.h"
@@ -90,19 +91,14 @@ at::Tensor filtered(const at::Tensor& logits_BV, int64_t top_k, double top_p) {
 
 void capture_prompt(const Decoder& decoder, const std::vector<int64_t>& ids, int64_t segment_tokens,
                     core::model::SequenceLengths lengths, PromptState& state) {
-  const auto last = decoder.layers() - 1;
   for (int64_t begin = 0; begin < state.capacity(); begin += segment_tokens) {
     const int64_t count = std::min(segment_tokens, state.capacity() - begin);
     SegmentExecution execution({.spans = {{0, count}},
                                 .past = {&state, begin, INT64_MAX},
                                 .state_use = SegmentExecution::StateUse::kWrite,
                                 .state = &state});
-    const auto longs = at::TensorOptions(at::kLong).device(decoder.device());
-    const auto where = decoder.positions(at::arange(begin, begin + count, longs), lengths);
     const std::vector<int64_t> part(ids.begin() + begin, ids.begin() + begin + count);
-    at::Tensor hidden = decoder.embed(at::tensor(part, at::kLong).to(decoder.device()), execution);
-    for (int64_t n = 0; n < last; ++n) hidden = decoder.layer(n, hidden, where, execution);
-    decoder.layer_state(last, hidden, where, execution);
+    run_layers(decoder, part, positions_from(begin, count), lengths, execution, /*with_output=*/false);
     state.forget_before(begin + count);
   }
 }
@@ -131,27 +127,23 @@ std::vector<SampledResponse> sample_group(const Decoder& decoder, const std::vec
   const auto wide = core::device::accumulation_dtype(decoder.dtype());
   std::vector<SampledResponse> responses(members);
   std::vector<bool> done(members, false);
-  at::Tensor ids = at::full({members}, prompt_ids.back(), at::kLong);
+  std::vector<int64_t> ids(members, prompt_ids.back());
   for (int64_t t = 0; t < rollout.max_completion_length; ++t) {
-    const auto where =
-        decoder.positions(at::full({members}, prompt - 1 + t, at::TensorOptions(at::kLong).device(decoder.device())), lengths);
-    at::Tensor hidden = decoder.embed(ids.to(decoder.device()), execution);
-    for (int64_t n = 0; n < decoder.layers(); ++n) hidden = decoder.layer(n, hidden, where, execution);
+    const at::Tensor hidden = run_layers(decoder, ids, std::vector<int64_t>(members, prompt - 1 + t), lengths, execution,
+                                         /*with_output=*/true);
     execution.next_token();
-    const at::Tensor logits = at::mm(decoder.final_norm(hidden, execution), decoder.output_weight().value.detach().t())
-                                  .to(at::kCPU, wide)
-                                  .div_(rollout.temperature);
+    const at::Tensor logits =
+        at::mm(hidden, decoder.output_weight().value.detach().t()).to(at::kCPU, wide).div_(rollout.temperature);
     const at::Tensor choice = at::multinomial(at::softmax(filtered(logits, rollout.top_k, rollout.top_p), 1).to(at::kDouble), 1,
                                               /*replacement=*/true, generator);
     const at::Tensor logprobs = (logits.gather(1, choice) - at::logsumexp(logits, {1}, /*keepdim=*/true)).to(at::kDouble);
-    ids = choice.squeeze(1);
+    for (int64_t b = 0; b < members; ++b) ids[b] = choice[b][0].item<int64_t>();
     bool all_done = true;
     for (int64_t b = 0; b < members; ++b) {
       if (done[b]) continue;
-      const auto id = ids[b].item<int64_t>();
-      responses[b].completion_ids.push_back(id);
+      responses[b].completion_ids.push_back(ids[b]);
       responses[b].sampling_logprobs.push_back(logprobs[b][0].item<double>());
-      done[b] = std::count(options.stop_token_ids.begin(), options.stop_token_ids.end(), id) > 0;
+      done[b] = std::count(options.stop_token_ids.begin(), options.stop_token_ids.end(), ids[b]) > 0;
       all_done = all_done && done[b];
     }
     if (options.progress) options.progress(t + 1);

@@ -1,6 +1,7 @@
 #include "longstraw/sweep.h"
 
 #include "longstraw/loss_head.h"
+#include "longstraw/run_layers.h"
 #include "longstraw/segment_execution.h"
 
 #include <ATen/ATen.h>
@@ -129,7 +130,7 @@ class Sweeper {
                                 .past = {&state_, node.end(), branches.front()->adjoint_from},
                                 .state_use = StateUse::kLeave,
                                 .gradients = &gradients_});
-    const at::Tensor hidden = run_layers(ids, positions, execution, /*with_output=*/true);
+    const at::Tensor hidden = run_layers(decoder_, ids, positions, options_.lengths, execution, /*with_output=*/true);
     const at::Tensor grad = run_loss(hidden, branches, with_gradient);
     if (with_gradient) torch::autograd::backward({hidden}, {grad});
     result_.replayed_tokens += static_cast<int64_t>(ids.size());
@@ -173,32 +174,17 @@ class Sweeper {
 
   SegmentGraph run_node(const Node& node, StateUse use, bool with_output) {
     const auto tokens = static_cast<int64_t>(node.tokens.size());
-    std::vector<int64_t> positions(tokens);
-    for (int64_t i = 0; i < tokens; ++i) positions[i] = node.begin + i;
     SegmentExecution execution({.spans = {{0, tokens}},
                                 .past = {&state_, node.begin, node.carries_gradient ? node.adjoint_from : INT64_MAX},
                                 .state_use = use,
                                 .state = &state_,
                                 .gradients = &gradients_});
     SegmentGraph graph;
-    graph.hidden_SD = run_layers(node.tokens, positions, execution, with_output);
+    graph.hidden_SD =
+        run_layers(decoder_, node.tokens, positions_from(node.begin, tokens), options_.lengths, execution, with_output);
     graph.own_state = execution.own_state();
     result_.recompute_mismatches += execution.mismatches();
     return graph;
-  }
-
-  // Without an output, the last layer only makes its state.
-  at::Tensor run_layers(const std::vector<int64_t>& ids, const std::vector<int64_t>& positions, SegmentExecution& execution,
-                        bool with_output) {
-    const auto where = decoder_.positions(at::tensor(positions, at::kLong).to(decoder_.device()), options_.lengths);
-    at::Tensor hidden = decoder_.embed(at::tensor(ids, at::kLong).to(decoder_.device()), execution);
-    const int64_t last = decoder_.layers() - 1;
-    for (int64_t n = 0; n < last; ++n) hidden = decoder_.layer(n, hidden, where, execution);
-    if (!with_output) {
-      decoder_.layer_state(last, hidden, where, execution);
-      return {};
-    }
-    return decoder_.final_norm(decoder_.layer(last, hidden, where, execution), execution);
   }
 
   // Losses and log-probs of branches whose tokens are the rows of `hidden`, one after another.
