@@ -8,14 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
-#include <filesystem>
 #include <sstream>
 
 #include "core/base/errors.h"
 #include "core/record/gradient_reader.h"
 #include "core/record/hdf5.h"
-#include "core/record/journal.h"
+#include "core/record/opened_file.h"
 #include "core/record/responses.h"
 #include "core/record/rewards.h"
 
@@ -58,21 +56,6 @@ RecordHeader read_header(hid_t file, const std::string& where) {
   return h;
 }
 
-// Opens the file for reading and makes sure that nobody writes it.
-int open_descriptor(const std::string& path, const std::string& where) {
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) throw FormatError(where + ": no such file");
-  if (!std::filesystem::is_regular_file(path, ignored)) throw FormatError(where + ": is no file");
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw FormatError(fmt::format("{}: can't be opened: {}", where, std::strerror(errno)));
-  // A shared lock held while reading keeps a writer from replacing what is read; without lock support there is none.
-  if (::flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    ::close(fd);
-    throw FormatError(where + ": is being written by another process");
-  }
-  return fd;
-}
-
 std::int64_t parse_step(const std::string& name, const std::string& where) {
   const bool digits =
       !name.empty() && name.size() < 19 && std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
@@ -84,9 +67,6 @@ std::int64_t parse_step(const std::string& name, const std::string& where) {
 
 struct RecordReader::Impl {
   explicit Impl(const std::string& path);
-  ~Impl() {
-    if (fd >= 0) ::close(fd);
-  }
 
   std::string where(std::int64_t step) const { return fmt::format("record {}: /steps/{}", path, step_name(step)); }
   Handle open_step(std::int64_t step) const {
@@ -98,26 +78,15 @@ struct RecordReader::Impl {
   std::map<std::string, T> values(std::int64_t step, const char* name, Read read) const;
 
   std::string path;
-  int fd = -1;
-  Handle file;
+  OpenedFile file;
   Handle steps;
   RecordHeader header;
   bool closed = false;
   std::map<std::int64_t, std::string> step_groups;
 };
 
-RecordReader::Impl::Impl(const std::string& record_path) : path(record_path) {
-  hdf5::silence();
+RecordReader::Impl::Impl(const std::string& record_path) : path(record_path), file(path, "record " + path) {
   const std::string place = "record " + path;
-  recover(path);
-  fd = open_descriptor(path, place);
-  if (H5Fis_hdf5(path.c_str()) <= 0) throw FormatError(place + ": is no HDF5 file");
-  const Handle access(H5Pcreate(H5P_FILE_ACCESS), &H5Pclose, Doing::kReading, place);
-#if H5_VERSION_GE(1, 10, 7)
-  // `fd` holds the lock already; HDF5's own fails on file systems that have none.
-  hdf5::check(H5Pset_file_locking(access.id(), false, true), Doing::kReading, place);
-#endif
-  file = Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.id()), &H5Fclose, Doing::kReading, place);
   header = read_header(file.id(), place);
   closed = hdf5::read_int_attribute(file.id(), "closed", place) != 0;
   steps = hdf5::open_group(file.id(), "steps", place + ": ");
@@ -166,7 +135,7 @@ GradientReader RecordReader::gradient(std::int64_t step, const std::string& name
   const auto group = impl_->open_step(step);
   const auto gradients = hdf5::open_group(group.id(), "gradients", impl_->where(step));
   return GradientReader(
-      std::make_unique<GradientReader::State>(gradients.id(), name, impl_->fd, impl_->where(step) + "/gradients"));
+      std::make_unique<GradientReader::State>(gradients.id(), name, impl_->file.descriptor(), impl_->where(step) + "/gradients"));
 }
 
 std::vector<std::string> RecordReader::sketch_names(std::int64_t step) const {
