@@ -10,9 +10,10 @@ namespace {
 
 constexpr int64_t kTileElements = int64_t{1} << 19;  // of one score tile, so that it stays in cache
 
-// LibTorch's CPU kernel knows no mask and the square causal mask; everything else goes tile by tile.
-bool has_flash_kernel(const at::Tensor& query, const at::Tensor& key, const BlockMask& mask) {
-  if (!query.device().is_cpu() || query.size(1) == 0 || key.size(1) == 0) return false;
+// LibTorch's CPU kernel knows no mask and the square causal mask, and keys as wide as values; everything else goes tile by
+// tile.
+bool has_flash_kernel(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const BlockMask& mask) {
+  if (!query.device().is_cpu() || query.size(1) == 0 || key.size(1) == 0 || value.size(2) != key.size(2)) return false;
   if (mask.all) return !mask.window;
   const bool square = mask.first_query == mask.first_key && query.size(1) == key.size(1);
   return square && (!mask.window || *mask.window >= key.size(1));
@@ -137,7 +138,7 @@ int64_t flash_scratch_bytes(int64_t queries, int64_t keys, c10::ScalarType dtype
 
 PartialAttention attend_block(const at::Tensor& query_HTd, const at::Tensor& key_GNd, const at::Tensor& value_GNd, double scale,
                               const BlockMask& mask) {
-  if (!has_flash_kernel(query_HTd, key_GNd, mask)) return attend_tiled(query_HTd, key_GNd, value_GNd, scale, mask);
+  if (!has_flash_kernel(query_HTd, key_GNd, value_GNd, mask)) return attend_tiled(query_HTd, key_GNd, value_GNd, scale, mask);
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
       query_HTd.unsqueeze(0), key_GNd.unsqueeze(0), value_GNd.unsqueeze(0), /*dropout_p=*/0.0, /*is_causal=*/!mask.all,
       /*attn_mask=*/{}, scale);
@@ -160,7 +161,7 @@ BlockGradients attend_block_backward(const at::Tensor& grad_HTd, const at::Tenso
                                      const at::Tensor& value_GNd, const PartialAttention& merged, double scale,
                                      const BlockMask& mask, bool want_key_value) {
   // LibTorch's kernel always computes all three gradients: where only the queries' is wanted, tiles are faster.
-  if (!want_key_value || !has_flash_kernel(query_HTd, key_GNd, mask)) {
+  if (!want_key_value || !has_flash_kernel(query_HTd, key_GNd, value_GNd, mask)) {
     return backward_tiled(grad_HTd, query_HTd, key_GNd, value_GNd, merged, scale, mask, want_key_value);
   }
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(

@@ -7,7 +7,8 @@
 //   backward: p = e^{s − lse}, dv = pᵀ g, dp = g vᵀ, ds = p ∘ (dp − rowsum(g ∘ out)), dq = scale · ds k, dk = scale · dsᵀ q
 //
 // (FlashAttention, arXiv 2205.14135 and 2307.08691, whose backward needs no more than lse and out.)
-// H query heads, G key/value heads, query head h reads key head h / (H / G); T queries, N keys, d head size.
+// H query heads, G key/value heads, query head h reads key head h / (H / G); T queries, N keys, d head size (that of the
+// values may be another).
 // The log-sum-exp is float32, float64 for float64 input.
 
 #include <ATen/core/Tensor.h>

@@ -93,6 +93,18 @@ void merge_past(PartialAttention& merged, const Piece& piece, const PartialAtten
   target.lse_HT.copy_(rows.lse_HT);
 }
 
+// The values of past positions and their adjoint: rows of their own, or the first columns of the keys.
+at::Tensor value_part(const at::Tensor& keys, int64_t width) { return keys.narrow(2, 0, width); }
+bool has_own_values(const Past& past, int64_t slot) { return past.state->kinds_of_rows(slot) > 1; }
+
+at::Tensor past_values(const Past& past, int64_t slot, const Piece& piece, const at::Tensor& keys, int64_t width) {
+  return has_own_values(past, slot) ? past.state->rows(slot, 1, piece.key_begin, piece.keys) : value_part(keys, width);
+}
+at::Tensor past_value_adjoint(const Past& past, int64_t slot, const Piece& piece, const at::Tensor& key_adjoint, int64_t width) {
+  return has_own_values(past, slot) ? past.state->rows_adjoint(slot, 1, piece.key_begin, piece.keys)
+                                    : value_part(key_adjoint, width);
+}
+
 // All that the backward pass needs; tensors are detached.
 struct Saved {
   AttentionSpec spec;
@@ -130,14 +142,15 @@ std::vector<at::Tensor> attention_backward(const Saved& saved, const at::Tensor&
     add_rows(dk, whole, saved.key_GSd, piece.key_begin, grads.key_GNd);
     add_rows(dv, whole, saved.value_GSd, piece.key_begin, grads.value_GNd);
   }
-  const int64_t layer = saved.spec.layer;
+  const int64_t slot = saved.spec.slot, width = saved.value_GSd.size(2);
   for (const Piece& piece : saved.pieces.past) {
     const bool want = piece.key_begin >= saved.past.adjoint_from;
-    const auto grads = run(piece, saved.past.state->keys(layer, piece.key_begin, piece.keys),
-                           saved.past.state->values(layer, piece.key_begin, piece.keys), want);
+    const at::Tensor keys = saved.past.state->rows(slot, 0, piece.key_begin, piece.keys);
+    const auto grads = run(piece, keys, past_values(saved.past, slot, piece, keys, width), want);
     if (!want) continue;
-    saved.past.state->key_adjoint(layer, piece.key_begin, piece.keys).add_(grads.key_GNd);
-    saved.past.state->value_adjoint(layer, piece.key_begin, piece.keys).add_(grads.value_GNd);
+    const at::Tensor key_adjoint = saved.past.state->rows_adjoint(slot, 0, piece.key_begin, piece.keys);
+    key_adjoint.add_(grads.key_GNd);
+    past_value_adjoint(saved.past, slot, piece, key_adjoint, width).add_(grads.value_GNd);
   }
   return {dq.transpose(0, 1), dk.to(saved.key_GSd.scalar_type()).transpose(0, 1),
           dv.to(saved.value_GSd.scalar_type()).transpose(0, 1)};
@@ -154,10 +167,10 @@ at::Tensor prefix_attention(const AttentionSpec& spec, const at::Tensor& query_S
     at::NoGradGuard no_grad;
     saved.merged = attend_own(saved.pieces.own, saved.query_HSd, saved.key_GSd, saved.value_GSd, spec.scale);
     for (const Piece& piece : saved.pieces.past) {
+      const at::Tensor keys = past.state->rows(spec.slot, 0, piece.key_begin, piece.keys);
       merge_past(saved.merged, piece,
-                 attend_block(saved.query_HSd.narrow(1, piece.query_begin, piece.queries),
-                              past.state->keys(spec.layer, piece.key_begin, piece.keys),
-                              past.state->values(spec.layer, piece.key_begin, piece.keys), spec.scale, piece.mask));
+                 attend_block(saved.query_HSd.narrow(1, piece.query_begin, piece.queries), keys,
+                              past_values(past, spec.slot, piece, keys, value_SGd.size(2)), spec.scale, piece.mask));
     }
     saved.merged.out_HTd = saved.merged.out_HTd.to(query_SHd.scalar_type());
   }

@@ -21,9 +21,11 @@ struct Span {
 };
 
 struct Past {
-  const PromptState* state = nullptr;
+  PromptState* state = nullptr;
   int64_t tokens = 0;        // positions 0 … tokens-1 of the state are visible
   int64_t adjoint_from = 0;  // of these, positions >= adjoint_from want their adjoint added to; none if >= tokens
+  // Whether the carried values that these tokens left want an adjoint.
+  bool carries_gradient() const { return tokens > adjoint_from; }
 };
 
 // Keys of the past attended over in one call: bounds the key and value gradients that exist before they are added to
@@ -33,7 +35,8 @@ inline constexpr int64_t kPastBlock = 16384;
 // Queries of a windowed layer attended in one call, so that a call's keys are not many times what a query sees.
 inline constexpr int64_t kWindowTile = 256;
 
-// query [S, H, d], key and value [S, G, d] -> [S, H, d]. The gradient of query, key and value goes through autograd;
+// query [S, H, d], key [S, G, d], value [S, G, v] -> [S, H, v]. The slot's first rows are the keys, its second the values; of
+// a slot with one kind of rows, the values are the first v columns of the keys. The gradient of query, key and value goes through autograd;
 // that of the past is added to the state's adjoint when the backward pass runs, and is not computed for positions
 // that want none. The past must hold the same bits at the backward pass as at the forward pass.
 at::Tensor prefix_attention(const core::model::AttentionSpec& spec, const at::Tensor& query_SHd, const at::Tensor& key_SGd,

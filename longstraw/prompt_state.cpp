@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
+#include <limits>
 
 namespace longstraw {
 namespace {
@@ -21,77 +21,115 @@ uint64_t weights_version(const core::model::Decoder& decoder) {
 }  // namespace
 
 PromptState::PromptState(const core::model::Decoder& decoder, int64_t capacity, int64_t adjoint_begin)
-    : capacity_(capacity), adjoint_begin_(std::min(adjoint_begin, capacity)), weights_version_(weights_version(decoder)) {
-  const auto& architecture = decoder.architecture();
-  const auto state = at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
-  const auto adjoint = state.dtype(core::device::accumulation_dtype(decoder.dtype()));
-  for (int64_t n = 0; n < decoder.layers(); ++n) {
-    const std::array<int64_t, 3> shape{architecture.kv_heads, capacity_, architecture.head_dim};
-    const std::array<int64_t, 3> adjoint_shape{architecture.kv_heads, capacity_ - adjoint_begin_, architecture.head_dim};
-    Layer layer{.window = architecture.window[n],
-                .blocks = {},
-                .key_adjoint = at::empty(adjoint_shape, adjoint),
-                .value_adjoint = at::empty(adjoint_shape, adjoint)};
-    if (!layer.window) layer.blocks.push_back({0, at::empty(shape, state), at::empty(shape, state)});
-    layers_.push_back(std::move(layer));
+    : wide_(core::device::accumulation_dtype(decoder.dtype())),
+      capacity_(capacity),
+      adjoint_begin_(std::min(adjoint_begin, capacity)),
+      weights_version_(weights_version(decoder)) {
+  const auto options = at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
+  for (const auto& state : decoder.states()) {
+    Slot& slot = slots_.emplace_back();
+    slot.window = state.window;
+    slot.carried.resize(state.carried.size());
+    for (const auto& rows : state.rows) {
+      Rows& made = slot.rows.emplace_back();
+      if (!slot.window) made.blocks.push_back({0, at::empty({rows.heads, capacity_, rows.width}, options)});
+      if (rows.adjoint) made.adjoint = at::empty({rows.heads, capacity_ - adjoint_begin_, rows.width}, options.dtype(wide_));
+    }
+  }
+  for (const auto& router : decoder.routers()) {
+    const bool is_small = router.experts <= std::numeric_limits<int16_t>::max();
+    routes_.push_back(at::empty({capacity_, router.chosen}, options.dtype(is_small ? at::kShort : at::kInt)));
   }
 }
 
-template <class Part>
-at::Tensor PromptState::gather(int64_t layer, int64_t begin, int64_t count, Part part) const {
+at::Tensor PromptState::rows(int64_t slot, int64_t part, int64_t begin, int64_t count) const {
   std::vector<at::Tensor> pieces;
-  for (const Block& block : layers_[layer].blocks) {
+  for (const Block& block : slots_.at(slot).rows.at(part).blocks) {
     const int64_t from = std::max(begin, block.begin), to = std::min(begin + count, block.end());
-    if (from < to) pieces.push_back((block.*part).narrow(1, from - block.begin, to - from));
+    if (from < to || count == 0) pieces.push_back(block.rows.narrow(1, from - block.begin, std::max<int64_t>(0, to - from)));
   }
-  at::Tensor found = pieces.size() == 1 ? pieces.front() : at::cat(pieces, 1);
-  TORCH_CHECK(found.size(1) == count, "prompt state: positions ", begin, " to ", begin + count, " of layer ", layer,
+  const at::Tensor found = pieces.size() == 1 ? pieces.front() : at::cat(pieces, 1);
+  TORCH_CHECK(found.size(1) == count, "prompt state: positions ", begin, " to ", begin + count, " of slot ", slot,
               " are not all there");
   return found;
 }
 
-at::Tensor PromptState::keys(int64_t layer, int64_t begin, int64_t count) const {
-  return gather(layer, begin, count, &Block::keys);
-}
-at::Tensor PromptState::values(int64_t layer, int64_t begin, int64_t count) const {
-  return gather(layer, begin, count, &Block::values);
-}
-at::Tensor PromptState::key_adjoint(int64_t layer, int64_t begin, int64_t count) const {
-  return layers_[layer].key_adjoint.narrow(1, begin - adjoint_begin_, count);
-}
-at::Tensor PromptState::value_adjoint(int64_t layer, int64_t begin, int64_t count) const {
-  return layers_[layer].value_adjoint.narrow(1, begin - adjoint_begin_, count);
+at::Tensor PromptState::rows_adjoint(int64_t slot, int64_t part, int64_t begin, int64_t count) const {
+  return slots_.at(slot).rows.at(part).adjoint.narrow(1, begin - adjoint_begin_, count);
 }
 
-void PromptState::write(int64_t layer, int64_t begin, const at::Tensor& key_SGd, const at::Tensor& value_SGd) {
+void PromptState::write_rows(int64_t slot, int64_t part, int64_t begin, const at::Tensor& rows_Shw) {
   at::NoGradGuard no_grad;
-  auto& blocks = layers_[layer].blocks;
-  if (!layers_[layer].window) {
-    blocks.front().keys.narrow(1, begin, key_SGd.size(0)).copy_(key_SGd.transpose(0, 1));
-    blocks.front().values.narrow(1, begin, key_SGd.size(0)).copy_(value_SGd.transpose(0, 1));
+  auto& blocks = slots_.at(slot).rows.at(part).blocks;
+  if (!slots_[slot].window) {
+    blocks.front().rows.narrow(1, begin, rows_Shw.size(0)).copy_(rows_Shw.transpose(0, 1));
     return;
   }
   std::erase_if(blocks, [&](const Block& block) { return block.begin >= begin; });  // of a node that was left
-  const auto copied = [](const at::Tensor& x) { return x.detach().transpose(0, 1).clone(at::MemoryFormat::Contiguous); };
-  blocks.push_back({begin, copied(key_SGd), copied(value_SGd)});
+  blocks.push_back({begin, rows_Shw.detach().transpose(0, 1).clone(at::MemoryFormat::Contiguous)});
 }
 
-void PromptState::forget_before(int64_t position) {
-  for (Layer& layer : layers_) {
-    if (!layer.window) continue;
-    std::erase_if(layer.blocks, [&](const Block& block) { return block.end() <= position - *layer.window + 1; });
-  }
-}
-
-bool PromptState::holds(int64_t layer, int64_t begin, const at::Tensor& key_SGd, const at::Tensor& value_SGd) const {
-  return at::equal(keys(layer, begin, key_SGd.size(0)), key_SGd.detach().transpose(0, 1)) &&
-         at::equal(values(layer, begin, value_SGd.size(0)), value_SGd.detach().transpose(0, 1));
+bool PromptState::holds_rows(int64_t slot, int64_t part, int64_t begin, const at::Tensor& rows_Shw) const {
+  return at::equal(rows(slot, part, begin, rows_Shw.size(0)), rows_Shw.detach().transpose(0, 1));
 }
 
 void PromptState::zero_adjoint(int64_t begin, int64_t count) {
-  for (int64_t n = 0; n < static_cast<int64_t>(layers_.size()); ++n) {
-    key_adjoint(n, begin, count).zero_();
-    value_adjoint(n, begin, count).zero_();
+  for (Slot& slot : slots_) {
+    for (Rows& rows : slot.rows) {
+      if (rows.adjoint.defined()) rows.adjoint.narrow(1, begin - adjoint_begin_, count).zero_();
+    }
+  }
+}
+
+at::Tensor PromptState::carried(int64_t slot, int64_t part, int64_t position) const {
+  if (position == 0) return {};
+  const auto& boundaries = slots_.at(slot).carried.at(part);
+  const auto found = boundaries.find(position);
+  TORCH_CHECK(found != boundaries.end(), "prompt state: slot ", slot, " holds nothing at position ", position);
+  return found->second.value;
+}
+
+void PromptState::write_carried(int64_t slot, int64_t part, int64_t begin, int64_t position, const at::Tensor& value) {
+  auto& boundaries = slots_.at(slot).carried.at(part);
+  boundaries.erase(boundaries.upper_bound(begin), boundaries.end());
+  boundaries[position] = {value.detach().clone(at::MemoryFormat::Contiguous), {}};
+}
+
+bool PromptState::holds_carried(int64_t slot, int64_t part, int64_t position, const at::Tensor& value) const {
+  return at::equal(carried(slot, part, position), value.detach());
+}
+
+at::Tensor PromptState::carried_adjoint(int64_t slot, int64_t part, int64_t position) const {
+  const auto& boundaries = slots_.at(slot).carried.at(part);
+  const auto found = boundaries.find(position);
+  return found == boundaries.end() ? at::Tensor() : found->second.adjoint;
+}
+
+void PromptState::add_carried_adjoint(int64_t slot, int64_t part, int64_t position, const at::Tensor& grad) {
+  at::Tensor& adjoint = slots_.at(slot).carried.at(part).at(position).adjoint;
+  if (adjoint.defined()) adjoint.add_(grad);
+  else adjoint = grad.to(wide_, /*non_blocking=*/false, /*copy=*/true);
+}
+
+at::Tensor PromptState::routes(int64_t router, int64_t begin, int64_t count) const {
+  return routes_.at(router).narrow(0, begin, count).to(at::kLong);
+}
+
+void PromptState::write_routes(int64_t router, int64_t begin, const at::Tensor& chosen_Sk) {
+  routes_.at(router).narrow(0, begin, chosen_Sk.size(0)).copy_(chosen_Sk);
+}
+
+uint64_t PromptState::selection_hash(int64_t slot, int64_t begin) const { return slots_.at(slot).selections.at(begin); }
+
+void PromptState::write_selection_hash(int64_t slot, int64_t begin, uint64_t hash) { slots_.at(slot).selections[begin] = hash; }
+
+void PromptState::forget_before(int64_t position) {
+  for (Slot& slot : slots_) {
+    for (auto& boundaries : slot.carried) boundaries.erase(boundaries.begin(), boundaries.lower_bound(position));
+    if (!slot.window) continue;
+    for (Rows& rows : slot.rows) {
+      std::erase_if(rows.blocks, [&](const Block& block) { return block.end() <= position - *slot.window + 1; });
+    }
   }
 }
 
@@ -101,6 +139,33 @@ void PromptState::check_weights(const core::model::Decoder& decoder) const {
         "the prompt state was made by other weights than the model has now: capture the prompt again after "
         "an optimizer step");
   }
+}
+
+int64_t PromptState::state_bytes() const {
+  int64_t bytes = 0;
+  for (const Slot& slot : slots_) {
+    for (const Rows& rows : slot.rows) {
+      for (const Block& block : rows.blocks) bytes += static_cast<int64_t>(block.rows.nbytes());
+    }
+    for (const auto& boundaries : slot.carried) {
+      for (const auto& [position, boundary] : boundaries) bytes += static_cast<int64_t>(boundary.value.nbytes());
+    }
+  }
+  for (const at::Tensor& routes : routes_) bytes += static_cast<int64_t>(routes.nbytes());
+  return bytes;
+}
+
+int64_t PromptState::adjoint_bytes() const {
+  int64_t bytes = 0;
+  for (const Slot& slot : slots_) {
+    for (const Rows& rows : slot.rows) bytes += rows.adjoint.defined() ? static_cast<int64_t>(rows.adjoint.nbytes()) : 0;
+    for (const auto& boundaries : slot.carried) {
+      for (const auto& [position, boundary] : boundaries) {
+        bytes += boundary.adjoint.defined() ? static_cast<int64_t>(boundary.adjoint.nbytes()) : 0;
+      }
+    }
+  }
+  return bytes;
 }
 
 }  // namespace longstraw

@@ -1,20 +1,23 @@
 #pragma once
-// What a path of segments keeps of its tokens for later ones, and the adjoint of it.
+// What a path of segments keeps of its tokens for later ones, and the adjoint of it. The decoder says what there is to
+// keep (core/model/state.h): rows of tokens, and carried values that every segment replaces.
 //
-// A layer of full attention has one buffer along the path for keys and one for values, [G, capacity, d]; a node's own
-// tokens are a range of it, so the past of any node is one block. A sibling writes over the range of the node that was
-// left before it. A layer with a window has a block for each node instead, so that what no later token can see is let go
-// of: of a long prompt that needs no gradient it keeps the window and one segment. The adjoint (gradient of the loss by
-// the state) is a buffer for the tokens from `adjoint_begin` on in every layer, is added to in place, and is float32
-// (float64 in a float64 run) whatever the state's dtype.
+// Rows have one buffer along the path, [heads, capacity, width]; a node's own tokens are a range of it, so the past of any
+// node is one block. A sibling writes over the range of the node that was left before it. A slot with a window has a block
+// for each node instead, so that what no later token can see is let go of: of a long prompt that needs no gradient it keeps
+// the window and one segment. The adjoint (gradient of the loss by the state) of rows is a buffer for the tokens from
+// `adjoint_begin` on, added to in place. Carried values are kept at the borders of the path's nodes, each with its own
+// adjoint. Adjoints are wide (float32, float64 in a float64 run) whatever the state's dtype.
 //
-// G key/value heads, d head size, S tokens of a segment.
+// Beside the state it remembers the discrete choices that a recompute must repeat: the experts of every token, and a hash
+// of each segment's selection of keys.
 
 #include "core/model/decoder.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -28,38 +31,68 @@ class PromptState {
   int64_t capacity() const { return capacity_; }
   int64_t adjoint_begin() const { return adjoint_begin_; }
 
-  // Positions [begin, begin + count), [G, count, d]: a view, or where a windowed layer has them in pieces, a copy.
-  at::Tensor keys(int64_t layer, int64_t begin, int64_t count) const;
-  at::Tensor values(int64_t layer, int64_t begin, int64_t count) const;
-  // Views of the adjoint; throws std::out_of_range-like c10 errors for positions before adjoint_begin.
-  at::Tensor key_adjoint(int64_t layer, int64_t begin, int64_t count) const;
-  at::Tensor value_adjoint(int64_t layer, int64_t begin, int64_t count) const;
-
-  void write(int64_t layer, int64_t begin, const at::Tensor& key_SGd, const at::Tensor& value_SGd);
-  // Bit for bit.
-  bool holds(int64_t layer, int64_t begin, const at::Tensor& key_SGd, const at::Tensor& value_SGd) const;
+  int64_t kinds_of_rows(int64_t slot) const { return static_cast<int64_t>(slots_.at(slot).rows.size()); }
+  // Rows of positions [begin, begin + count), [heads, count, width]: a view, or where a windowed slot has them in pieces, a
+  // copy. `part` is the index into MixerState::rows.
+  at::Tensor rows(int64_t slot, int64_t part, int64_t begin, int64_t count) const;
+  // A view of their adjoint; throws c10 errors for positions before adjoint_begin.
+  at::Tensor rows_adjoint(int64_t slot, int64_t part, int64_t begin, int64_t count) const;
+  void write_rows(int64_t slot, int64_t part, int64_t begin, const at::Tensor& rows_Shw);
+  bool holds_rows(int64_t slot, int64_t part, int64_t begin, const at::Tensor& rows_Shw) const;  // bit for bit
   void zero_adjoint(int64_t begin, int64_t count);
-  // Whoever reads from now on stands at `position` or after it: windowed layers drop what is out of sight.
+
+  // A carried value after tokens 0 … position-1; undefined (it means zeros) for position 0. `part` is the index into
+  // MixerState::carried. Writing one forgets those of nodes that were left: at positions after `begin`, the first token of
+  // the node that writes.
+  at::Tensor carried(int64_t slot, int64_t part, int64_t position) const;
+  void write_carried(int64_t slot, int64_t part, int64_t begin, int64_t position, const at::Tensor& value);
+  bool holds_carried(int64_t slot, int64_t part, int64_t position, const at::Tensor& value) const;  // bit for bit
+  // Undefined while nothing was added since the value was written.
+  at::Tensor carried_adjoint(int64_t slot, int64_t part, int64_t position) const;
+  void add_carried_adjoint(int64_t slot, int64_t part, int64_t position, const at::Tensor& grad);
+
+  // Experts chosen for positions [begin, begin + count) by a router, int64 [count, k].
+  at::Tensor routes(int64_t router, int64_t begin, int64_t count) const;
+  void write_routes(int64_t router, int64_t begin, const at::Tensor& chosen_Sk);
+  // Hash of the keys that the segment starting at `begin` selected.
+  uint64_t selection_hash(int64_t slot, int64_t begin) const;
+  void write_selection_hash(int64_t slot, int64_t begin, uint64_t hash);
+
+  // Whoever reads from now on stands at `position` or after it: windowed slots drop what is out of sight, carried values
+  // before it go.
   void forget_before(int64_t position);
 
   // The state belongs to the weights that made it: throws if they have changed since (an optimizer step, a load).
   void check_weights(const core::model::Decoder& decoder) const;
 
+  // Bytes of rows, carried values and routes held now, and of their adjoints.
+  int64_t state_bytes() const;
+  int64_t adjoint_bytes() const;
+
  private:
   struct Block {
     int64_t begin;
-    at::Tensor keys, values;  // [G, tokens, d]
-    int64_t end() const { return begin + keys.size(1); }
+    at::Tensor rows;  // [heads, tokens, width]
+    int64_t end() const { return begin + rows.size(1); }
   };
-  struct Layer {
+  struct Rows {
+    std::vector<Block> blocks;  // in order of position; without a window one, [heads, capacity, width]
+    at::Tensor adjoint;         // [heads, capacity - adjoint_begin, width]; undefined for rows without one
+  };
+  struct Boundary {
+    at::Tensor value;
+    at::Tensor adjoint;
+  };
+  struct Slot {
     std::optional<int64_t> window;
-    std::vector<Block> blocks;              // in order of position; of full attention one, [G, capacity, d]
-    at::Tensor key_adjoint, value_adjoint;  // [G, capacity - adjoint_begin, d]
+    std::vector<Rows> rows;
+    std::vector<std::map<int64_t, Boundary>> carried;  // by position
+    std::map<int64_t, uint64_t> selections;            // by first position of the segment
   };
-  template <class Part>  // &Block::keys or &Block::values
-  at::Tensor gather(int64_t layer, int64_t begin, int64_t count, Part part) const;
 
-  std::vector<Layer> layers_;
+  std::vector<Slot> slots_;
+  std::vector<at::Tensor> routes_;  // by router, [capacity, k]
+  at::ScalarType wide_;
   int64_t capacity_;
   int64_t adjoint_begin_;
   uint64_t weights_version_;

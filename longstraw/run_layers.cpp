@@ -10,13 +10,11 @@ at::Tensor run_layers(const core::model::Decoder& decoder, const std::vector<int
                       core::model::SequenceLengths lengths, core::model::Execution& execution, bool with_output) {
   const auto where = decoder.positions(at::tensor(positions, at::kLong).to(decoder.device()), lengths);
   at::Tensor hidden = decoder.embed(at::tensor(ids, at::kLong).to(decoder.device()), execution);
-  const int64_t last = decoder.layers() - 1;
-  for (int64_t n = 0; n < last; ++n) hidden = decoder.layer(n, hidden, where, execution);
-  if (!with_output) {
-    decoder.layer_state(last, hidden, where, execution);
-    return {};
-  }
-  return decoder.final_norm(decoder.layer(last, hidden, where, execution), execution);
+  const int64_t whole = with_output ? decoder.layers() : decoder.layers_with_state() - 1;
+  for (int64_t n = 0; n < whole; ++n) hidden = decoder.layer(n, hidden, where, execution);
+  if (with_output) return decoder.final_norm(hidden, execution);
+  decoder.layer_state(whole, hidden, where, execution);
+  return {};
 }
 
 std::vector<int64_t> positions_from(int64_t first, int64_t count) {

@@ -10,8 +10,8 @@
 
 namespace longstraw {
 
-// ids and their absolute positions, S of each -> [S, D] after the final norm. Without an output, the last layer only makes
-// its state and an undefined tensor comes back.
+// ids and their absolute positions, S of each -> [S, D] after the final norm. Without an output, the last layer
+// with a state only makes it, those after it don't run, and an undefined tensor comes back.
 at::Tensor run_layers(const core::model::Decoder& decoder, const std::vector<int64_t>& ids, const std::vector<int64_t>& positions,
                       core::model::SequenceLengths lengths, core::model::Execution& execution, bool with_output);
 

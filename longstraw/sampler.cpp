@@ -1,6 +1,6 @@
 #include "longstraw/sampler.h"
 
-#include "longstraw/attention_block.h"
+#include "longstraw/decode_execution.h"
 #include "longstraw/prompt_state.h"
 #include "longstraw/run_layers.h"
 #include "longstraw/segment_execution.h"
@@ -15,63 +15,7 @@
 namespace longstraw {
 namespace {
 
-using core::model::AttentionSpec;
 using core::model::Decoder;
-
-// One new token of each of B responses: over the shared prompt state and over the response's own earlier tokens.
-class DecodeExecution final : public core::model::Execution {
- public:
-  DecodeExecution(const Decoder& decoder, const PromptState& past, int64_t past_tokens, int64_t members, int64_t capacity)
-      : past_(past), past_tokens_(past_tokens) {
-    const auto& a = decoder.architecture();
-    const auto options = at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
-    for (int64_t n = 0; n < decoder.layers(); ++n) {
-      keys_.push_back(at::empty({members, a.kv_heads, capacity, a.head_dim}, options));
-      values_.push_back(at::empty({members, a.kv_heads, capacity, a.head_dim}, options));
-    }
-  }
-
-  at::Tensor attention(const AttentionSpec& spec, const at::Tensor& query_BHd, const at::Tensor& key_BGd,
-                       const at::Tensor& value_BGd) override {
-    keep_keys_values(spec, key_BGd, value_BGd);
-    const int64_t own = tokens_ + 1, position = past_tokens_ + tokens_;
-    const int64_t first = spec.window ? std::max<int64_t>(0, position - *spec.window + 1) : 0;
-    PartialAttention merged;
-    if (first < past_tokens_) {
-      merged = attend_block(query_BHd.transpose(0, 1), past_.keys(spec.layer, first, past_tokens_ - first),
-                            past_.values(spec.layer, first, past_tokens_ - first), spec.scale, {});
-    }
-    const int64_t own_first = std::max<int64_t>(0, first - past_tokens_);
-    merge_partial(merged, attend_own(spec, query_BHd, own_first, own - own_first));
-    return merged.out_HTd.to(query_BHd.scalar_type()).transpose(0, 1);
-  }
-
-  void keep_keys_values(const AttentionSpec& spec, const at::Tensor& key_BGd, const at::Tensor& value_BGd) override {
-    keys_[spec.layer].select(2, tokens_).copy_(key_BGd);
-    values_[spec.layer].select(2, tokens_).copy_(value_BGd);
-  }
-
-  void next_token() { ++tokens_; }
-
- private:
-  // Each member over its own tokens: members are a batch here, not rows.
-  PartialAttention attend_own(const AttentionSpec& spec, const at::Tensor& query_BHd, int64_t first, int64_t count) const {
-    const int64_t members = query_BHd.size(0), heads = query_BHd.size(1), d = query_BHd.size(2);
-    const at::Tensor keys = keys_[spec.layer].narrow(2, first, count), values = values_[spec.layer].narrow(2, first, count);
-    const int64_t groups = keys.size(1);
-    const auto wide = core::device::accumulation_dtype(query_BHd.scalar_type());
-    const at::Tensor query = query_BHd.view({members, groups, heads / groups, d});
-    const at::Tensor scores = at::matmul(query, keys.transpose(2, 3)).to(wide).mul_(spec.scale);
-    const at::Tensor lse = at::logsumexp(scores, {3}, /*keepdim=*/true);
-    const at::Tensor out = at::matmul(at::exp(scores - lse).to(values.scalar_type()), values).to(wide);
-    return {out.view({members, heads, d}).transpose(0, 1), lse.view({members, heads}).transpose(0, 1)};
-  }
-
-  const PromptState& past_;
-  int64_t past_tokens_;
-  int64_t tokens_ = 0;                     // own tokens of each member before this one
-  std::vector<at::Tensor> keys_, values_;  // by layer, [B, G, capacity, d]
-};
 
 // Keeps the k likeliest, then the likeliest that hold a share p of what is left; the others become -inf.
 at::Tensor filtered(const at::Tensor& logits_BV, int64_t top_k, double top_p) {
@@ -95,8 +39,7 @@ void capture_prompt(const Decoder& decoder, const std::vector<int64_t>& ids, int
     const int64_t count = std::min(segment_tokens, state.capacity() - begin);
     SegmentExecution execution({.spans = {{0, count}},
                                 .past = {&state, begin, INT64_MAX},
-                                .state_use = SegmentExecution::StateUse::kWrite,
-                                .state = &state});
+                                .state_use = SegmentExecution::StateUse::kWrite});
     const std::vector<int64_t> part(ids.begin() + begin, ids.begin() + begin + count);
     run_layers(decoder, part, positions_from(begin, count), lengths, execution, /*with_output=*/false);
     state.forget_before(begin + count);

@@ -1,6 +1,7 @@
 #include "longstraw/segment_execution.h"
 
 #include "longstraw/autograd_node.h"
+#include "longstraw/grouped_experts.h"
 
 #include "core/device/device.h"
 
@@ -11,6 +12,16 @@ namespace longstraw {
 using core::model::AttentionSpec;
 using core::model::Parameter;
 using core::model::RotaryTable;
+
+at::Tensor SegmentExecution::value(const Parameter& parameter) {
+  if (!parameter.trained) return parameter.value;
+  GradientStore* gradients = options_.gradients;
+  const Parameter* weight = &parameter;
+  return differentiable(parameter.value.detach(), {parameter.value}, [=](const at::Tensor& grad) -> std::vector<at::Tensor> {
+    if (gradients->wants(*weight)) gradients->of(*weight).add_(grad);
+    return {{}};
+  });
+}
 
 at::Tensor SegmentExecution::embedding(const at::Tensor& ids_S, const Parameter& weight_VD) {
   GradientStore* gradients = options_.gradients;
@@ -40,21 +51,22 @@ at::Tensor SegmentExecution::linear(const at::Tensor& x, const Parameter& weight
   });
 }
 
-at::Tensor SegmentExecution::rms_norm(const at::Tensor& x, const Parameter& weight, double eps) {
+at::Tensor SegmentExecution::rms_norm(const at::Tensor& x, const Parameter& weight, double eps, bool zero_centred) {
   GradientStore* gradients = options_.gradients;
   const Parameter* scale = &weight;
   const auto wide = core::device::accumulation_dtype(x.scalar_type());
   const at::Tensor input = x.detach();
   const at::Tensor x_wide = input.to(wide);
   const at::Tensor rstd = at::linalg_vector_norm(x_wide, 2, {-1}, /*keepdim=*/true).square_().div_(x.size(-1)).add_(eps).rsqrt_();
-  at::Tensor y = at::mul(x_wide, rstd).to(x.scalar_type());
-  y = y.mul_(weight.value.detach());
+  const at::Tensor factor = zero_centred ? weight.value.detach().to(wide) + 1.0 : weight.value.detach();
+  at::Tensor y = at::mul(x_wide, rstd);
+  y = zero_centred ? y.mul_(factor).to(x.scalar_type()) : at::mul(y.to(x.scalar_type()), factor);
   return differentiable(y, {x}, [=](const at::Tensor& grad) -> std::vector<at::Tensor> {
     const at::Tensor normed = at::mul(input.to(wide), rstd);
     if (gradients->wants(*scale)) gradients->add_rows(*scale, grad.to(wide) * normed);
-    const at::Tensor g = at::mul(grad, scale->value.detach()).to(wide);
+    const at::Tensor g = at::mul(grad, factor).to(wide);
     const at::Tensor along = at::mul(g, normed).mean(-1, /*keepdim=*/true);
-    return {at::addcmul(g, normed, along, -1).mul_(rstd).to(grad.scalar_type())};
+    return {at::addcmul(g, normed, along, -1).mul_(rstd).to(input.scalar_type())};
   });
 }
 
@@ -97,14 +109,61 @@ at::Tensor SegmentExecution::attention(const AttentionSpec& spec, const at::Tens
 }
 
 void SegmentExecution::keep_keys_values(const AttentionSpec& spec, const at::Tensor& key_SGd, const at::Tensor& value_SGd) {
+  keep_rows(spec.slot, 0, key_SGd);
+  keep_rows(spec.slot, 1, value_SGd);
+}
+
+void SegmentExecution::keep_rows(int64_t slot, int64_t part, const at::Tensor& rows_Shw) {
   if (options_.state_use == StateUse::kLeave) return;
+  PromptState& state = *options_.past.state;
   const int64_t begin = options_.past.tokens;
   if (options_.state_use == StateUse::kWrite) {
-    options_.state->write(spec.layer, begin, key_SGd, value_SGd);
-  } else if (!options_.state->holds(spec.layer, begin, key_SGd, value_SGd)) {
+    state.write_rows(slot, part, begin, rows_Shw);
+  } else if (!state.holds_rows(slot, part, begin, rows_Shw)) {
     ++mismatches_;
   }
-  if (key_SGd.requires_grad()) own_state_.push_back({spec.layer, key_SGd, value_SGd});
+  if (rows_Shw.requires_grad()) own_state_.push_back({.carried = false, .slot = slot, .part = part, .value = rows_Shw});
+}
+
+void SegmentExecution::keep_carried(int64_t slot, int64_t part, const at::Tensor& value) {
+  PromptState& state = *options_.past.state;
+  const int64_t begin = options_.past.tokens, end = begin + options_.spans.front().end;
+  if (options_.state_use == StateUse::kWrite) {
+    state.write_carried(slot, part, begin, end, value);
+  } else if (!state.holds_carried(slot, part, end, value)) {
+    ++mismatches_;
+  }
+  if (value.requires_grad()) own_state_.push_back({.carried = true, .slot = slot, .part = part, .value = value});
+}
+
+at::Tensor SegmentExecution::choose_experts(int64_t router, const at::Tensor& scores_SE, int64_t k) {
+  const at::NoGradGuard no_grad;
+  // A stable sort, because topk promises no order among equal scores.
+  const at::Tensor order_SE = std::get<1>(at::sort(scores_SE.detach(), /*stable=*/true, /*dim=*/-1, /*descending=*/true));
+  const at::Tensor chosen_Sk = order_SE.narrow(-1, 0, k).contiguous();
+  PromptState& state = *options_.past.state;
+  if (options_.state_use == StateUse::kWrite) state.write_routes(router, options_.past.tokens, chosen_Sk);
+  if (options_.state_use != StateUse::kVerify) return chosen_Sk;
+  const at::Tensor captured_Sk = state.routes(router, options_.past.tokens, chosen_Sk.size(0));
+  if (!at::equal(captured_Sk, chosen_Sk)) ++changed_choices_;
+  return captured_Sk;
+}
+
+at::Tensor SegmentExecution::experts(const at::Tensor& x_SD, const at::Tensor& chosen_Sk, const at::Tensor& weights_Sk,
+                                     const core::model::ExpertWeights& experts) {
+  // The products of gate and up are multiplied again in the backward pass: they are most of what a segment would keep.
+  ExpertsForward made =
+      grouped_experts_forward(x_SD.detach(), chosen_Sk, weights_Sk.detach(), experts, /*keep_products=*/false);
+  GradientStore* gradients = options_.gradients;
+  const core::model::ExpertWeights* weights = &experts;
+  const auto backward = [=, saved = std::move(made.saved)](const at::Tensor& grad) -> std::vector<at::Tensor> {
+    const auto gradient_of = [&](const Parameter& parameter) {
+      return gradients->wants(parameter) ? gradients->of(parameter) : at::Tensor();
+    };
+    const ExpertsGradients g = grouped_experts_backward(grad, saved, *weights, gradient_of);
+    return {g.x_SD, g.weights_Sk};
+  };
+  return differentiable(made.out_SD, {x_SD, weights_Sk}, backward);
 }
 
 }  // namespace longstraw

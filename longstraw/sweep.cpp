@@ -152,14 +152,14 @@ class Sweeper {
       roots.push_back(std::move(graph->hidden_SD));
     }
     for (auto& own : graph->own_state) {
-      const auto dtype = decoder_.dtype();
-      roots.push_back(std::move(own.key_SGd));
-      grads.push_back(state_.key_adjoint(own.layer, node.begin, tokens).transpose(0, 1).to(dtype));
-      roots.push_back(std::move(own.value_SGd));
-      grads.push_back(state_.value_adjoint(own.layer, node.begin, tokens).transpose(0, 1).to(dtype));
+      at::Tensor adjoint = own.carried ? state_.carried_adjoint(own.slot, own.part, node.end())
+                                       : state_.rows_adjoint(own.slot, own.part, node.begin, tokens).transpose(0, 1);
+      if (!adjoint.defined()) continue;  // nobody read it
+      grads.push_back(adjoint.to(own.value.scalar_type()));
+      roots.push_back(std::move(own.value));
     }
     graph.reset();
-    torch::autograd::backward(roots, grads);
+    if (!roots.empty()) torch::autograd::backward(roots, grads);
     swept_tokens_ += tokens;
     report("sweep", swept_tokens_);
   }
@@ -177,13 +177,15 @@ class Sweeper {
     SegmentExecution execution({.spans = {{0, tokens}},
                                 .past = {&state_, node.begin, node.carries_gradient ? node.adjoint_from : INT64_MAX},
                                 .state_use = use,
-                                .state = &state_,
                                 .gradients = &gradients_});
     SegmentGraph graph;
     graph.hidden_SD =
         run_layers(decoder_, node.tokens, positions_from(node.begin, tokens), options_.lengths, execution, with_output);
     graph.own_state = execution.own_state();
     result_.recompute_mismatches += execution.mismatches();
+    result_.changed_choices += execution.changed_choices();
+    result_.state_bytes = std::max(result_.state_bytes, state_.state_bytes());
+    result_.adjoint_bytes = std::max(result_.adjoint_bytes, state_.adjoint_bytes());
     return graph;
   }
 

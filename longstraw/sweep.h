@@ -2,14 +2,14 @@
 // The one algorithm of LongStraw. Over a token tree (token_tree.h), depth first:
 //
 //   visit(node):
-//     capture the node's keys and values into the prompt state        (without a graph, unless the plan keeps it)
+//     capture what the node's tokens leave into the prompt state      (without a graph, unless the plan keeps it)
 //     replay the node's branches, a few responses at a time           (their gradients and adjoints are added)
 //     visit the children
 //     if gradients reach the node: run it again with a graph, attach its adjoint (and its loss), go backward
 //
 // Peak memory is the state and adjoint of one path and one segment's graph: it does not depend on the number of
-// responses. "Exact" is exact for the graph as it is; recomputed keys and values are compared with the captured ones bit
-// for bit, and differences are counted.
+// responses. "Exact" is exact for the graph with its discrete choices (experts, selected keys) as they were captured; what a
+// recompute leaves and chooses is compared with the captured bits, and differences are counted.
 
 #include "longstraw/gradient_store.h"
 #include "longstraw/memory_plan.h"
@@ -29,7 +29,9 @@ struct SweepResult {
   double kl = 0.0;
   std::vector<std::vector<std::vector<double>>> logprobs;  // [prompt][member][token]
   double capture_seconds = 0.0, replay_seconds = 0.0, sweep_seconds = 0.0;
-  int64_t recompute_mismatches = 0;  // layers of segments whose recomputed state differed from the captured bits
+  int64_t recompute_mismatches = 0;  // parts of segments' states whose recomputed values differed from the captured bits
+  int64_t changed_choices = 0;       // routers and indexers of segments that chose otherwise at recompute
+  int64_t state_bytes = 0, adjoint_bytes = 0;  // largest, as held by the prompt state
   int64_t captured_tokens = 0, replayed_tokens = 0, recomputed_tokens = 0, kept_tokens = 0;
 };
 

@@ -91,8 +91,8 @@ StepGradient longstraw_gradient(const Decoder& decoder, const Batch& batch, cons
   result.bytes = {{"peak_bytes", meter.peak_bytes() - live_before},
                   {"planned_peak_bytes", plan.peak},
                   {"gradient_bytes", plan.gradients},
-                  {"state_bytes", plan.state},
-                  {"adjoint_bytes", plan.adjoint},
+                  {"state_bytes", swept.state_bytes},
+                  {"adjoint_bytes", swept.adjoint_bytes},
                   {"kept_graph_bytes", plan.kept_graphs},
                   {"working_bytes", plan.working}};
   result.facts = {{"segments", static_cast<double>(tree.nodes)},
@@ -100,7 +100,8 @@ StepGradient longstraw_gradient(const Decoder& decoder, const Batch& batch, cons
                   {"replayed_tokens", static_cast<double>(swept.replayed_tokens)},
                   {"recomputed_tokens", static_cast<double>(swept.recomputed_tokens)},
                   {"kept_tokens", static_cast<double>(swept.kept_tokens)},
-                  {"recompute_mismatches", static_cast<double>(swept.recompute_mismatches)}};
+                  {"recompute_mismatches", static_cast<double>(swept.recompute_mismatches)},
+                  {"changed_choices", static_cast<double>(swept.changed_choices)}};
   const std::chrono::duration<double> total = std::chrono::steady_clock::now() - start;
   result.seconds = {{"capture", swept.capture_seconds},
                     {"replay", swept.replay_seconds},

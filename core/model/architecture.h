@@ -1,6 +1,7 @@
 #pragma once
 // What config.json says of a model, checked, with the defaults that Hugging Face transformers would fill in.
 
+#include "core/model/block_scaled.h"
 #include "core/model/rotary.h"
 
 #include <cstdint>
@@ -28,6 +29,9 @@ struct Architecture {
   bool query_key_norm = false;                 // RMSNorm of each query and key head before the rotation
   std::vector<std::optional<int64_t>> window;  // by layer: key j is visible to query i iff i - window < j <= i
   Rotary rotary;
+  // After the last layer, for multi-token prediction: in the checkpoint, not part of the model.
+  int64_t prediction_layers = 0;
+  ScaleBlocks scale_blocks;      // of weights that the checkpoint stores in 8-bit floats
   std::vector<int64_t> eos_ids;  // generation_config.json's where it names some, else config.json's; may be empty
 };
 

@@ -1,89 +1,64 @@
 #include "core/model/decoder.h"
 
-#include "core/base/errors.h"
-#include "core/model/checkpoint.h"
-#include "core/model/registry.h"
+#include "core/device/device.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
-#include <future>
-#include <set>
+#include <algorithm>
 
 namespace longstraw::core::model {
 
-namespace {
-
-// Tensors that some checkpoints carry and that follow from the rest: the table of rotary frequencies that old versions
-// stored, and a second copy of a tied embedding.
-bool is_redundant(const std::string& name, const Architecture& architecture) {
-  return name.ends_with(".rotary_emb.inv_freq") || (architecture.tied_embeddings && name == "lm_head.weight");
+int64_t Decoder::layers_with_state() const {
+  int64_t last = 0;
+  for (const MixerState& state : states()) last = std::max(last, state.layer + 1);
+  return last;
 }
 
-// All faults at once: a checkpoint of another model differs in many names, and the list says which model it is.
-void check_names_and_shapes(const Checkpoint& checkpoint, const std::vector<ParameterShape>& wanted,
-                            const Architecture& architecture) {
-  std::vector<std::string> faults;
-  std::set<std::string> known;
-  for (const auto& [name, shape] : wanted) {
-    known.insert(name);
-    const auto found = checkpoint.tensors().find(name);
-    if (found == checkpoint.tensors().end()) {
-      faults.push_back(fmt::format("{}: missing, wanted {}", name, to_string(shape)));
-      continue;
+TokenPositions Decoder::positions(const at::Tensor& positions_S, SequenceLengths lengths) const {
+  const at::Tensor here_S = positions_S.to(device_);
+  const Rotary& rotary = architecture().rotary;
+  if (rotary.dims == 0) return {here_S, {}};
+  return {here_S, rotary_table(rotary_frequencies(rotary, lengths, dtype_), here_S, dtype_)};
+}
+
+at::Tensor Decoder::embed(const at::Tensor& ids_S, Execution& execution) const {
+  const at::Tensor hidden_SD = execution.embedding(ids_S, *parts_.embedding);
+  return parts_.embedding_multiplier == 1.0 ? hidden_SD : hidden_SD * parts_.embedding_multiplier;
+}
+
+at::Tensor Decoder::add(const Residual& residual, const at::Tensor& hidden, const at::Tensor& update, Execution& execution) const {
+  const at::Tensor scaled = residual.multiplier == 1.0 ? update : update * residual.multiplier;
+  return residual.wide ? hidden.to(device::accumulation_dtype(dtype_)) + scaled : execution.add(hidden, scaled);
+}
+
+at::Tensor Decoder::layer(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where, Execution& execution) const {
+  at::Tensor hidden = hidden_SD;
+  for (const Residual& residual : parts_.layers.at(size_t(n)).residuals) {
+    const at::Tensor x_SD = residual.norm(hidden.to(dtype_), execution);
+    at::Tensor update;
+    for (const auto& block : residual.blocks) {
+      const at::Tensor part = block->output(x_SD, where, execution);
+      update = update.defined() ? update + part : part;
     }
-    const StoredTensor& tensor = *found->second.tensor;
-    if (tensor.shape != shape)
-      faults.push_back(fmt::format("{}: shape {}, wanted {}", name, to_string(tensor.shape), to_string(shape)));
-    if (!is_floating(tensor.dtype))
-      faults.push_back(fmt::format("{}: dtype {}, wanted a floating-point one", name, name_of(tensor.dtype)));
+    hidden = add(residual, hidden, update, execution);
   }
-  for (const auto& [name, entry] : checkpoint.tensors()) {
-    if (!known.contains(name) && !is_redundant(name, architecture)) {
-      faults.push_back(fmt::format("{}: unexpected in a {} model of this config.json", name, architecture.model_type));
-    }
-  }
-  if (faults.empty()) return;
-  throw FormatError(fmt::format("{}: {} parameter{} do{} not fit config.json:\n  {}", checkpoint.folder().string(), faults.size(),
-                                faults.size() == 1 ? "" : "s", faults.size() == 1 ? "es" : "", fmt::join(faults, "\n  ")));
+  return hidden;
 }
 
-void check_tied_copy(const Checkpoint& checkpoint, const Architecture& architecture, const ParameterShape& embedding) {
-  const auto copy = checkpoint.tensors().find("lm_head.weight");
-  if (!architecture.tied_embeddings || copy == checkpoint.tensors().end()) return;
-  const auto original = checkpoint.tensors().find(embedding.name);
-  const auto a = copy->second.tensor->bytes, b = original->second.tensor->bytes;
-  if (!std::equal(a.begin(), a.end(), b.begin(), b.end())) {
-    throw FormatError(fmt::format("{}: tensor lm_head.weight: differs from {}, but config.json says tie_word_embeddings",
-                                  copy->second.file->path().string(), embedding.name));
-  }
+void Decoder::layer_state(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where, Execution& execution) const {
+  const auto& residuals = parts_.layers.at(size_t(n)).residuals;
+  const auto with_state = [](const Residual& residual) {
+    return std::any_of(residual.blocks.begin(), residual.blocks.end(), [](const auto& block) { return block->has_state(); });
+  };
+  // Families have their one mixer first in a layer: what comes before it would have to be run whole.
+  TORCH_INTERNAL_ASSERT(std::none_of(residuals.begin() + 1, residuals.end(), with_state));
+  const at::Tensor x_SD = residuals.front().norm(hidden_SD.to(dtype_), execution);
+  for (const auto& block : residuals.front().blocks) block->state(x_SD, where, execution);
 }
 
-}  // namespace
-
-std::unique_ptr<Decoder> load_decoder(const std::filesystem::path& folder, at::ScalarType dtype, at::Device device) {
-  const Architecture architecture = read_architecture(folder);
-  const Family& family = family_of(architecture.model_type, (folder / "config.json").string());
-  const Checkpoint checkpoint(folder);
-  const auto wanted = family.parameters(architecture);
-  check_names_and_shapes(checkpoint, wanted, architecture);
-  check_tied_copy(checkpoint, architecture, wanted.front());
-
-  // Hashing and converting read the same pages; side by side they take the time of one.
-  auto sha256 = std::async(std::launch::async, [&] { return checkpoint.sha256(); });
-  DecoderParts parts;
-  parts.architecture = architecture;
-  parts.dtype = dtype;
-  parts.device = device;
-  for (const auto& [name, shape] : wanted) {
-    const auto& entry = checkpoint.tensors().at(name);
-    auto parameter = std::make_shared<Parameter>();
-    parameter->name = name;
-    parameter->value = read_tensor(*entry.file, *entry.tensor).to(device, dtype).set_requires_grad(true);
-    parts.parameters.push_back(std::move(parameter));
-  }
-  parts.sha256 = sha256.get();
-  return family.build(std::move(parts));
+at::Tensor Decoder::final_norm(const at::Tensor& hidden_SD, Execution& execution) const {
+  const at::Tensor normed_SD = parts_.final_norm(hidden_SD, execution).to(dtype_);
+  return parts_.logit_multiplier == 1.0 ? normed_SD : normed_SD * parts_.logit_multiplier;
 }
 
 }  // namespace longstraw::core::model

@@ -36,28 +36,32 @@ nlohmann::json describe_architecture(const Architecture& a) {
           {"eos_ids", a.eos_ids}};
 }
 
-}  // namespace
-
-nlohmann::json describe(const std::filesystem::path& folder) {
-  const Architecture architecture = read_architecture(folder);
-  const Family& family = family_of(architecture.model_type, (folder / "config.json").string());
-  const Checkpoint checkpoint(folder);
-
-  int64_t parameters = 0;
-  for (const auto& [name, shape] : family.parameters(architecture)) parameters += element_count(shape);
-
+// The dtype that most of the checkpoint's numbers are stored in, counting them by dtype.
+StoredDtype main_dtype(const Checkpoint& checkpoint, nlohmann::json& elements_by_dtype) {
   std::map<StoredDtype, int64_t> elements;
   for (const auto& [name, entry] : checkpoint.tensors()) elements[entry.tensor->dtype] += element_count(entry.tensor->shape);
-  nlohmann::json elements_by_dtype = nlohmann::json::object();
-  // The prompt state of a run in the dtype that most weights are stored in.
-  int64_t number_bytes = 0, most = 0;
+  StoredDtype main = StoredDtype::kF32;
+  int64_t most = 0;
   for (const auto& [dtype, count] : elements) {
     elements_by_dtype[std::string(name_of(dtype))] = count;
     if (count > most) {
       most = count;
-      number_bytes = bytes_per_element(dtype);
+      main = dtype;
     }
   }
+  return main;
+}
+
+}  // namespace
+
+nlohmann::json describe(const std::filesystem::path& folder) {
+  const DecoderParts parts = read_parts(folder);
+  const Checkpoint checkpoint(folder);
+  nlohmann::json elements_by_dtype = nlohmann::json::object();
+  const int64_t number_bytes = bytes_per_element(main_dtype(checkpoint, elements_by_dtype));
+
+  int64_t parameters = 0;
+  for (const auto& parameter : parts.builder.parameters) parameters += element_count(parameter->shape);
   nlohmann::json files = nlohmann::json::array();
   for (const SafetensorsFile& file : checkpoint.files()) {
     files.push_back({{"name", file.path().filename().string()},
@@ -70,16 +74,18 @@ nlohmann::json describe(const std::filesystem::path& folder) {
   };
   std::map<std::string, Kind> kinds;
   int64_t state_bytes = 0;
-  for (const LayerState& state : family.states(architecture)) {
+  for (const MixerState& state : parts.builder.states) {
+    int64_t numbers = 0;
+    for (const TokenRows& rows : state.rows) numbers += rows.heads * rows.width;
     kinds[state.kind].layers += 1;
-    kinds[state.kind].bytes += state.numbers_per_token * number_bytes;
-    state_bytes += state.numbers_per_token * number_bytes;
+    kinds[state.kind].bytes += numbers * number_bytes;
+    state_bytes += numbers * number_bytes;
   }
   nlohmann::json layers = nlohmann::json::array();
   for (const auto& [kind, sum] : kinds) {
     layers.push_back({{"kind", kind}, {"layers", sum.layers}, {"state_bytes_per_token", sum.bytes}});
   }
-  return {{"architecture", describe_architecture(architecture)},
+  return {{"architecture", describe_architecture(parts.architecture)},
           {"parameters", parameters},
           {"elements_by_dtype", elements_by_dtype},
           {"files", files},

@@ -4,6 +4,13 @@
 
 namespace longstraw::core::model {
 
+at::Tensor ExpertWeight::of(const at::Tensor& whole) const {
+  const at::Tensor one = expert ? whole.select(0, *expert) : whole;
+  return rows < 0 ? one : one.narrow(0, row, rows);
+}
+
+at::Tensor Execution::value(const Parameter& parameter) { return parameter.value; }
+
 at::Tensor Execution::embedding(const at::Tensor& ids_S, const Parameter& weight_VD) {
   return at::embedding(weight_VD.value, ids_S);
 }
@@ -12,9 +19,10 @@ at::Tensor Execution::linear(const at::Tensor& x, const Parameter& weight_OI, co
   return at::linear(x, weight_OI.value, bias_O ? std::optional<at::Tensor>(bias_O->value) : std::nullopt);
 }
 
-at::Tensor Execution::rms_norm(const at::Tensor& x, const Parameter& weight, double eps) {
+at::Tensor Execution::rms_norm(const at::Tensor& x, const Parameter& weight, double eps, bool zero_centred) {
   const at::Tensor x32 = x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
   const at::Tensor normed = x32 * at::rsqrt(x32.square().mean(-1, /*keepdim=*/true) + eps);
+  if (zero_centred) return (normed * (1.0 + weight.value.to(x32.scalar_type()))).to(x.scalar_type());
   return weight.value * normed.to(x.scalar_type());
 }
 

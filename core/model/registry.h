@@ -1,50 +1,38 @@
 #pragma once
-// Which model_type is computed by which family. A new family is one folder under families/ and a line in registry.cpp.
+// Which model_type is put together by which family. A new family is one folder under families/ and a line in registry.cpp.
 
 #include "core/model/decoder.h"
 #include "core/model/json_reader.h"
-#include "core/model/safetensors.h"
 
-#include <map>
-#include <memory>
+#include <filesystem>
+#include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace longstraw::core::model {
 
-// A parameter that a model of this architecture has, under its checkpoint name.
-struct ParameterShape {
-  std::string name;
-  Shape shape;
-};
-
-// What one layer keeps of each token (or once, for a recurrent state) for later tokens, in numbers.
-struct LayerState {
-  std::string kind;  // "full attention", "sliding window of 4096"
-  int64_t numbers_per_token = 0;
-};
-
-using ParameterMap = std::map<std::string, std::shared_ptr<Parameter>>;
-
-// All that a decoder is made from, read and checked.
-struct DecoderParts {
-  Architecture architecture;
-  std::vector<std::shared_ptr<Parameter>> parameters;  // in the order of the family's list
-  at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;
-  std::string sha256;
+// How a published checkpoint's tensor names differ from the model's own.
+struct CheckpointLayout {
+  // A tensor whose name starts with `from` has the name that starts with `to` instead.
+  struct Prefix {
+    std::string from, to;
+  };
+  std::vector<Prefix> prefixes = {};
+  // Tensors that belong to parts we don't run (a vision tower, multi-token prediction): names that start so are skipped.
+  std::vector<std::string> skipped = {};
 };
 
 struct Family {
   std::string model_type;
-  Architecture (*read)(const JsonReader& config);
-  std::vector<ParameterShape> (*parameters)(const Architecture& architecture);  // in the order of the layers
-  std::vector<LayerState> (*states)(const Architecture& architecture);          // one a layer
-  std::unique_ptr<Decoder> (*build)(DecoderParts parts);
+  DecoderParts (*build)(const JsonReader& config);
+  CheckpointLayout (*layout)(const Architecture& architecture) = nullptr;  // null: as the model's own names
 };
 
 // Throws ConfigError, naming `file`, for a model_type that no family computes.
 const Family& family_of(const std::string& model_type, const std::string& file);
+std::vector<std::string> model_types();
+
+// The decoder of folder/config.json without its weights. Throws as read_architecture.
+DecoderParts read_parts(const std::filesystem::path& folder);
 
 }  // namespace longstraw::core::model

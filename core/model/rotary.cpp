@@ -120,6 +120,20 @@ void refuse_mixed_lengths(const Rotary& rotary, SequenceLengths lengths) {
       rotary.type == RotaryType::kDynamic ? "are equally long or all within that" : "are all within that or all beyond it"));
 }
 
+int64_t rotated_dims(const JsonReader& section, const JsonReader& config, int64_t head_dim, const std::optional<double>& partial) {
+  const JsonReader& reader = section.has("partial_rotary_factor") ? section : config;
+  const double share = reader.number("partial_rotary_factor", partial.value_or(1.0));
+  if (!partial && share != 1.0) reader.refuse("partial_rotary_factor", "1 for this family");
+  const auto dims = static_cast<int64_t>(double(head_dim) * share);  // as Hugging Face rounds it: down
+  if (!(share > 0.0) || dims > head_dim || dims < 2 || dims % 2 != 0) {
+    const bool is_whole = share == 1.0;
+    (is_whole ? config : reader)
+        .refuse(is_whole ? "head_dim" : "partial_rotary_factor",
+                fmt::format("an even number of rotated dimensions of {}: the rotation pairs them", head_dim));
+  }
+  return dims;
+}
+
 }  // namespace
 
 std::string name_of(RotaryType type) {
@@ -129,7 +143,7 @@ std::string name_of(RotaryType type) {
   return "?";
 }
 
-Rotary read_rotary(const JsonReader& config, int64_t head_dim, int64_t default_max_positions) {
+Rotary read_rotary(const JsonReader& config, int64_t head_dim, const RotaryDefaults& defaults) {
   const auto is_filled = [&](std::string_view key) { return config.has(key) && !config.section(key).json().empty(); };
   const std::string_view key = is_filled("rope_scaling") ? "rope_scaling" : "rope_parameters";
   const JsonReader section = is_filled(key) ? config.section(key) : JsonReader(config.file(), nlohmann::json::object());
@@ -139,13 +153,9 @@ Rotary read_rotary(const JsonReader& config, int64_t head_dim, int64_t default_m
 
   Rotary rotary;
   rotary.type = read_type(section);
-  rotary.dims = head_dim;
-  if (head_dim % 2 != 0) config.refuse("head_dim", "an even number: the rotation pairs its dimensions");
-  for (const JsonReader* reader : {&section, &config}) {
-    if (reader->number("partial_rotary_factor", 1.0) != 1.0) reader->refuse("partial_rotary_factor", "1 for this family");
-  }
-  rotary.theta = section.has("rope_theta") ? section.positive_number("rope_theta") : config.positive_number("rope_theta", 10000.0);
-  rotary.max_positions = config.positive("max_position_embeddings", default_max_positions);
+  rotary.dims = rotated_dims(section, config, head_dim, defaults.partial);
+  rotary.theta = section.has("rope_theta") ? section.positive_number("rope_theta") : config.positive_number("rope_theta", defaults.theta);
+  rotary.max_positions = config.positive("max_position_embeddings", defaults.max_positions);
   rotary.original_max_positions = config.has("original_max_position_embeddings")
                                       ? config.positive("original_max_position_embeddings")
                                       : section.positive("original_max_position_embeddings", rotary.max_positions);

@@ -52,8 +52,15 @@ struct Rotary {
 };
 
 // From config.json: `rope_scaling` or `rope_parameters` (rope_type, or its older name type), then the top-level keys
-// rope_theta and original_max_position_embeddings. Throws FormatError naming file and key.
-Rotary read_rotary(const JsonReader& config, int64_t head_dim, int64_t default_max_positions);
+// rope_theta, partial_rotary_factor and original_max_position_embeddings. Throws FormatError naming file and key.
+struct RotaryDefaults {
+  int64_t max_positions = 2048;
+  double theta = 10000.0;
+  // Share of a head's dimensions that is rotated when partial_rotary_factor is missing; none: the family has no such key,
+  // and one that asks for another share than all is refused.
+  std::optional<double> partial = {};
+};
+Rotary read_rotary(const JsonReader& config, int64_t head_dim, const RotaryDefaults& defaults);
 
 std::string name_of(RotaryType type);
 

@@ -12,6 +12,7 @@
 #include <limits>
 #include <random>
 #include <stdexcept>
+#include <tuple>
 
 namespace longstraw::test {
 
@@ -119,10 +120,11 @@ void write_json(const fs::path& file, const nlohmann::json& value) {
 
 void write_checkpoint(const fs::path& folder, const nlohmann::json& config, uint64_t seed) {
   write_json(folder / "config.json", config);
-  const auto architecture = core::model::read_architecture(folder);
+  const auto parts = core::model::read_parts(folder);
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   Tensors tensors;
-  for (const auto& [name, shape] : core::model::family_of(architecture.model_type, "config.json").parameters(architecture)) {
+  for (const auto& parameter : parts.builder.parameters) {
+    const auto& [name, shape] = std::tie(parameter->name, parameter->shape);
     const at::Tensor noise = at::randn(shape, generator, at::kFloat);
     const bool is_norm = shape.size() == 1 && name.ends_with(".weight");
     const bool is_embedding = name.find("embed") != std::string::npos;
