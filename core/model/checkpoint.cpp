@@ -22,11 +22,17 @@ struct Types {
   StoredDtype stored;
   at::ScalarType scalar;
 };
-constexpr std::array kTypes{Types{StoredDtype::kF64, at::kDouble}, Types{StoredDtype::kF32, at::kFloat},
-                            Types{StoredDtype::kF16, at::kHalf},   Types{StoredDtype::kBf16, at::kBFloat16},
-                            Types{StoredDtype::kI64, at::kLong},   Types{StoredDtype::kI32, at::kInt},
-                            Types{StoredDtype::kI16, at::kShort},  Types{StoredDtype::kI8, at::kChar},
-                            Types{StoredDtype::kU8, at::kByte},    Types{StoredDtype::kBool, at::kBool}};
+constexpr std::array kTypes{Types{StoredDtype::kF64, at::kDouble},
+                            Types{StoredDtype::kF32, at::kFloat},
+                            Types{StoredDtype::kF16, at::kHalf},
+                            Types{StoredDtype::kBf16, at::kBFloat16},
+                            Types{StoredDtype::kF8E4m3, at::kFloat8_e4m3fn},
+                            Types{StoredDtype::kI64, at::kLong},
+                            Types{StoredDtype::kI32, at::kInt},
+                            Types{StoredDtype::kI16, at::kShort},
+                            Types{StoredDtype::kI8, at::kChar},
+                            Types{StoredDtype::kU8, at::kByte},
+                            Types{StoredDtype::kBool, at::kBool}};
 
 // Tensor name -> shard, in the order of shards' names.
 std::map<std::string, std::string> read_weight_map(const JsonReader& index) {

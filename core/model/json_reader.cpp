@@ -5,9 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <numeric>
+#include <sstream>
 
 namespace longstraw::core::model {
 
@@ -18,6 +21,40 @@ bool is_positive_integer(const nlohmann::json& value) {
 }
 bool is_positive_number(const nlohmann::json& value) {
   return value.is_number() && std::isfinite(value.get<double>()) && value.get<double>() > 0;
+}
+
+// A number or a spelt-out infinity.
+std::optional<double> extended_number(const nlohmann::json& value) {
+  if (value.is_number() && std::isfinite(value.get<double>())) return value.get<double>();
+  if (!value.is_object() || value.size() != 1) return std::nullopt;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (value.value("__float__", nlohmann::json()) == "Infinity") return kInfinity;
+  if (value.value("__float__", nlohmann::json()) == "-Infinity") return -kInfinity;
+  return std::nullopt;
+}
+
+// Outside of strings, the three words that Python's json writes for numbers that JSON does not know.
+std::string with_spelt_out_floats(const std::string& text) {
+  std::string out;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (in_string) {
+      in_string = text[i] != '"';
+      if (text[i] == '\\' && i + 1 < text.size()) out += text[i++];
+    } else {
+      in_string = text[i] == '"';
+      const std::string_view rest = std::string_view(text).substr(i);
+      constexpr std::array<std::string_view, 3> kWords{"-Infinity", "Infinity", "NaN"};
+      const auto word = std::find_if(kWords.begin(), kWords.end(), [&](std::string_view w) { return rest.starts_with(w); });
+      if (word != kWords.end()) {
+        out += fmt::format(R"({{"__float__": "{}"}})", *word);
+        i += word->size() - 1;
+        continue;
+      }
+    }
+    out += text[i];
+  }
+  return out;
 }
 }  // namespace
 
@@ -40,6 +77,14 @@ int64_t JsonReader::positive(std::string_view key) const {
   return value->get<int64_t>();
 }
 int64_t JsonReader::positive(std::string_view key, int64_t otherwise) const { return has(key) ? positive(key) : otherwise; }
+
+int64_t JsonReader::count(std::string_view key, int64_t otherwise) const {
+  const auto* value = find(key);
+  if (!value) return otherwise;
+  const bool is_zero = value->is_number_integer() && *value == 0;
+  if (!is_zero && !is_positive_integer(*value)) refuse(key, "a whole number >= 0");
+  return value->get<int64_t>();
+}
 
 double JsonReader::positive_number(std::string_view key) const {
   const auto* value = find(key);
@@ -77,6 +122,18 @@ std::vector<double> JsonReader::positive_numbers(std::string_view key) const {
     refuse(key, "a list of numbers > 0");
   }
   return value->get<std::vector<double>>();
+}
+
+std::vector<double> JsonReader::numbers(std::string_view key) const {
+  const auto* value = find(key);
+  if (!value || !value->is_array()) refuse(key, "a list of numbers");
+  std::vector<double> numbers;
+  for (const auto& entry : *value) {
+    const auto number = extended_number(entry);
+    if (!number) refuse(key, "a list of numbers");
+    numbers.push_back(*number);
+  }
+  return numbers;
 }
 
 std::vector<std::string> JsonReader::texts(std::string_view key) const {
@@ -118,7 +175,9 @@ JsonReader read_json(const std::string& file) {
   std::ifstream stream(file);
   if (!stream) throw FormatError(fmt::format("{}: can't be opened", file));
   try {
-    return JsonReader(file, nlohmann::json::parse(stream));
+    std::stringstream text;
+    text << stream.rdbuf();
+    return JsonReader(file, nlohmann::json::parse(with_spelt_out_floats(text.str())));
   } catch (const nlohmann::json::exception& error) {
     throw FormatError(fmt::format("{}: not JSON: {}", file, error.what()));
   }

@@ -24,6 +24,7 @@ class JsonReader {
 
   int64_t positive(std::string_view key) const;
   int64_t positive(std::string_view key, int64_t otherwise) const;
+  int64_t count(std::string_view key, int64_t otherwise) const;  // 0 or more
   double positive_number(std::string_view key) const;
   double positive_number(std::string_view key, double otherwise) const;
   double number(std::string_view key, double otherwise) const;
@@ -31,6 +32,8 @@ class JsonReader {
   std::string text(std::string_view key) const;
   std::string text(std::string_view key, std::string otherwise) const;
   std::vector<double> positive_numbers(std::string_view key) const;
+  // Of any sign; infinity too, spelt {"__float__": "Infinity"} as Hugging Face spells what JSON can't.
+  std::vector<double> numbers(std::string_view key) const;
   std::vector<std::string> texts(std::string_view key) const;
   std::vector<int64_t> ids(std::string_view key) const;  // an id, a list of ids, or nothing
   JsonReader section(std::string_view key) const;        // of an object inside
@@ -46,7 +49,8 @@ class JsonReader {
   std::string prefix_;
 };
 
-// The whole file as a reader. Throws FormatError if it is missing, not JSON, or not an object.
+// The whole file as a reader. The words Infinity, -Infinity and NaN, which Python writes and JSON does not know, are read as
+// {"__float__": "Infinity"} and the like. Throws FormatError if it is missing, not JSON, or not an object.
 JsonReader read_json(const std::string& file);
 
 // The entry of `known` that is nearest to `name` by edit distance.

@@ -30,6 +30,7 @@ struct DtypeRow {
 constexpr std::array kDtypes{
     DtypeRow{StoredDtype::kF64, "F64", 8, true},  DtypeRow{StoredDtype::kF32, "F32", 4, true},
     DtypeRow{StoredDtype::kF16, "F16", 2, true},  DtypeRow{StoredDtype::kBf16, "BF16", 2, true},
+    DtypeRow{StoredDtype::kF8E4m3, "F8_E4M3", 1, true},
     DtypeRow{StoredDtype::kI64, "I64", 8, false}, DtypeRow{StoredDtype::kI32, "I32", 4, false},
     DtypeRow{StoredDtype::kI16, "I16", 2, false}, DtypeRow{StoredDtype::kI8, "I8", 1, false},
     DtypeRow{StoredDtype::kU8, "U8", 1, false},   DtypeRow{StoredDtype::kBool, "BOOL", 1, false},
@@ -86,7 +87,7 @@ StoredTensor read_entry(const std::string& file, const std::string& name, const 
   const auto row = std::find_if(kDtypes.begin(), kDtypes.end(),
                                 [&](const DtypeRow& r) { return r.name == dtype->get_ref<const std::string&>(); });
   if (row == kDtypes.end()) {
-    refuse(file, name, fmt::format("dtype {}: wanted one of F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL", dtype->dump()));
+    refuse(file, name, fmt::format("dtype {}: wanted one of F64 F32 F16 BF16 F8_E4M3 I64 I32 I16 I8 U8 BOOL", dtype->dump()));
   }
   tensor.dtype = row->dtype;
 
@@ -219,6 +220,8 @@ int64_t first_non_finite(const StoredTensor& tensor) {
     case StoredDtype::kF32: return first_with_exponent<uint32_t>(tensor.bytes, 0x7f800000u);
     case StoredDtype::kF16: return first_with_exponent<uint16_t>(tensor.bytes, 0x7c00);
     case StoredDtype::kBf16: return first_with_exponent<uint16_t>(tensor.bytes, 0x7f80);
+    // All other bits too: float8_e4m3fn has one NaN a sign and no infinity.
+    case StoredDtype::kF8E4m3: return first_with_exponent<uint8_t>(tensor.bytes, 0x7f);
     default: return -1;
   }
 }

@@ -18,7 +18,7 @@ namespace longstraw::core::model {
 
 class MappedFile;
 
-enum class StoredDtype { kF64, kF32, kF16, kBf16, kI64, kI32, kI16, kI8, kU8, kBool };
+enum class StoredDtype { kF64, kF32, kF16, kBf16, kF8E4m3, kI64, kI32, kI16, kI8, kU8, kBool };
 std::string_view name_of(StoredDtype dtype);  // as safetensors spells it: "F32"
 int64_t bytes_per_element(StoredDtype dtype);
 bool is_floating(StoredDtype dtype);

@@ -2,28 +2,16 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 namespace longstraw::core::model {
 
 void refuse_unsupported(const JsonReader& config) {
   if (config.text("hidden_act", "silu") != "silu") config.unsupported("hidden_act", "only silu is supported");
   if (config.number("attention_dropout", 0) != 0) config.unsupported("attention_dropout", "only 0 is supported");
-  if (config.has("quantization_config")) {
-    config.unsupported("quantization_config", "quantized checkpoints are not supported; convert it to bf16, fp16 or fp32");
-  }
-}
-
-int64_t read_count(const JsonReader& config, std::string_view key, int64_t otherwise) {
-  const double value = config.number(key, double(otherwise));
-  if (value < 0 || value != std::floor(value) || value > 9e15) config.refuse(key, "a whole number >= 0");
-  return static_cast<int64_t>(value);
 }
 
 Architecture read_sizes(const JsonReader& config, const SizeDefaults& defaults) {
   refuse_unsupported(config);
   Architecture a;
-  a.model_type = config.text("model_type");
   a.layers = config.positive("num_hidden_layers");
   a.hidden = config.positive("hidden_size");
   a.heads = config.positive("num_attention_heads");

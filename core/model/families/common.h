@@ -13,12 +13,8 @@
 
 namespace longstraw::core::model {
 
-// Features that change the computation and that no family carries out: another activation than silu, dropout, quantized
-// weights.
+// Features that change the computation and that no family carries out: another activation than silu, dropout.
 void refuse_unsupported(const JsonReader& config);
-
-// A whole number >= 0.
-int64_t read_count(const JsonReader& config, std::string_view key, int64_t otherwise);
 
 struct SizeDefaults {
   std::optional<int64_t> kv_heads = {};      // none: as many as heads
