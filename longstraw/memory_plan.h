@@ -7,9 +7,7 @@
 
 #include "longstraw/token_tree.h"
 
-#include "core/model/architecture.h"
-
-#include <c10/core/ScalarType.h>
+#include "core/model/decoder.h"
 
 #include <cstdint>
 #include <unordered_set>
@@ -18,7 +16,7 @@ namespace longstraw {
 
 struct MemoryPlan {
   int64_t gradients = 0;  // the store, float32 or float64
-  int64_t state = 0;      // keys and values along the longest path
+  int64_t state = 0;      // rows, carried values and experts along the longest path
   int64_t adjoint = 0;
   int64_t kept_graphs = 0;  // largest sum of kept graphs alive at once
   int64_t working = 0;      // peak less all of the above: one segment's or replay's graph and its backward pass
@@ -26,8 +24,6 @@ struct MemoryPlan {
   std::unordered_set<const Node*> keep;
 };
 
-// `parameters` is the number of parameters that have a gradient.
-MemoryPlan plan_memory(const core::model::Architecture& architecture, c10::ScalarType dtype, int64_t parameters,
-                       const TokenTree& tree, const LongstrawConfig& config);
+MemoryPlan plan_memory(const core::model::Decoder& decoder, const TokenTree& tree, const LongstrawConfig& config);
 
 }  // namespace longstraw

@@ -89,10 +89,8 @@ at::Tensor PromptState::carried(int64_t slot, int64_t part, int64_t position) co
   return found->second.value;
 }
 
-void PromptState::write_carried(int64_t slot, int64_t part, int64_t begin, int64_t position, const at::Tensor& value) {
-  auto& boundaries = slots_.at(slot).carried.at(part);
-  boundaries.erase(boundaries.upper_bound(begin), boundaries.end());
-  boundaries[position] = {value.detach().clone(at::MemoryFormat::Contiguous), {}};
+void PromptState::write_carried(int64_t slot, int64_t part, int64_t position, const at::Tensor& value) {
+  slots_.at(slot).carried.at(part)[position] = {value.detach().clone(at::MemoryFormat::Contiguous), {}};
 }
 
 bool PromptState::holds_carried(int64_t slot, int64_t part, int64_t position, const at::Tensor& value) const {
@@ -130,6 +128,12 @@ void PromptState::forget_before(int64_t position) {
     for (Rows& rows : slot.rows) {
       std::erase_if(rows.blocks, [&](const Block& block) { return block.end() <= position - *slot.window + 1; });
     }
+  }
+}
+
+void PromptState::leave(int64_t begin) {
+  for (Slot& slot : slots_) {
+    for (auto& boundaries : slot.carried) boundaries.erase(boundaries.upper_bound(begin), boundaries.end());
   }
 }
 

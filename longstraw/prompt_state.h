@@ -42,10 +42,9 @@ class PromptState {
   void zero_adjoint(int64_t begin, int64_t count);
 
   // A carried value after tokens 0 … position-1; undefined (it means zeros) for position 0. `part` is the index into
-  // MixerState::carried. Writing one forgets those of nodes that were left: at positions after `begin`, the first token of
-  // the node that writes.
+  // MixerState::carried.
   at::Tensor carried(int64_t slot, int64_t part, int64_t position) const;
-  void write_carried(int64_t slot, int64_t part, int64_t begin, int64_t position, const at::Tensor& value);
+  void write_carried(int64_t slot, int64_t part, int64_t position, const at::Tensor& value);
   bool holds_carried(int64_t slot, int64_t part, int64_t position, const at::Tensor& value) const;  // bit for bit
   // Undefined while nothing was added since the value was written.
   at::Tensor carried_adjoint(int64_t slot, int64_t part, int64_t position) const;
@@ -61,6 +60,9 @@ class PromptState {
   // Whoever reads from now on stands at `position` or after it: windowed slots drop what is out of sight, carried values
   // before it go.
   void forget_before(int64_t position);
+
+  // The sweep has left the node whose first token stands at `begin`: the carried values it made go.
+  void leave(int64_t begin);
 
   // The state belongs to the weights that made it: throws if they have changed since (an optimizer step, a load).
   void check_weights(const core::model::Decoder& decoder) const;

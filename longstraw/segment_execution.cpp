@@ -127,9 +127,9 @@ void SegmentExecution::keep_rows(int64_t slot, int64_t part, const at::Tensor& r
 
 void SegmentExecution::keep_carried(int64_t slot, int64_t part, const at::Tensor& value) {
   PromptState& state = *options_.past.state;
-  const int64_t begin = options_.past.tokens, end = begin + options_.spans.front().end;
+  const int64_t end = options_.past.tokens + options_.spans.front().end;
   if (options_.state_use == StateUse::kWrite) {
-    state.write_carried(slot, part, begin, end, value);
+    state.write_carried(slot, part, end, value);
   } else if (!state.holds_carried(slot, part, end, value)) {
     ++mismatches_;
   }

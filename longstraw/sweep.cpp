@@ -77,6 +77,7 @@ class Sweeper {
     } else if (own_loss) {
       score(node);
     }
+    state_.leave(node.begin);
     return reached || own_gradient;
   }
 

@@ -22,12 +22,6 @@ using core::data::Batch;
 using core::model::Decoder;
 using core::model::StepGradient;
 
-int64_t gradient_elements(const Decoder& decoder) {
-  int64_t count = 0;
-  for (const auto& parameter : decoder.parameters()) count += parameter->value.numel();
-  return count;
-}
-
 double relative_distance(const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& from) {
   double difference = 0.0, norm = 0.0;
   for (size_t i = 0; i < of.size(); ++i) {
@@ -78,7 +72,7 @@ StepGradient longstraw_gradient(const Decoder& decoder, const Batch& batch, cons
 
   StepGradient result;
   const TokenTree tree = build_token_tree(batch, options.longstraw);
-  const MemoryPlan plan = plan_memory(decoder.architecture(), decoder.dtype(), gradient_elements(decoder), tree, options.longstraw);
+  const MemoryPlan plan = plan_memory(decoder, tree, options.longstraw);
   GradientStore gradients(decoder);
   const SweepResult swept =
       sweep(decoder, batch, tree, objective, plan,

@@ -23,12 +23,12 @@ TEST(PromptState, HoldsIsBitForBit) {
   const auto decoder = test::tiny_decoder(test::tiny_config(), at::kDouble);
   const auto& a = decoder->architecture();
   PromptState state(*decoder, 8, 0);
-  const at::Tensor key = at::randn({3, a.kv_heads, a.head_dim}, at::kDouble), value = at::randn_like(key);
-  state.write(1, 4, key, value);
-  EXPECT_TRUE(state.holds(1, 4, key, value));
-  at::Tensor other = value.clone();
+  const at::Tensor key = at::randn({3, a.kv_heads, a.head_dim}, at::kDouble);
+  state.write_rows(1, 0, 4, key);
+  EXPECT_TRUE(state.holds_rows(1, 0, 4, key));
+  at::Tensor other = key.clone();
   other[2][0][0] = std::nextafter(other[2][0][0].item<double>(), 1e9);
-  EXPECT_FALSE(state.holds(1, 4, key, other));
+  EXPECT_FALSE(state.holds_rows(1, 0, 4, other));
 }
 
 // Responses read the state, they never write it: the second of two equal responses has the first one's log-probs.
