@@ -179,6 +179,10 @@ std::map<std::string, double> RecordReader::timing(std::int64_t step) const {
   return impl_->values<double>(step, "timing", &hdf5::read_double_attribute);
 }
 
+std::map<std::string, std::int64_t> RecordReader::checks(std::int64_t step) const {
+  return impl_->values<std::int64_t>(step, "checks", &hdf5::read_int_attribute);
+}
+
 std::vector<RewardRow> RecordReader::rewards() const { return read_reward_rows(impl_->file.id(), "record " + impl_->path + ": "); }
 
 bool is_being_written(const std::string& path) {

@@ -64,6 +64,7 @@ class RecordReader {
   std::map<std::string, double> objective(std::int64_t step) const;  // empty when absent
   std::map<std::string, std::int64_t> memory(std::int64_t step) const;
   std::map<std::string, double> timing(std::int64_t step) const;
+  std::map<std::string, std::int64_t> checks(std::int64_t step) const;  // empty when absent
   std::vector<RewardRow> rewards() const;
 
  private:

@@ -31,7 +31,7 @@ struct RecordHeader {
   bool operator==(const RecordHeader&) const = default;
 };
 
-// One response of a group. `mask` and each present log-prob array are as long as `tokens`.
+// One response of a group. `mask` and each present log-prob array and trace are as long as `tokens`.
 struct ResponseRecord {
   std::string prompt_id;
   std::int64_t group = 0;   // index of the group in the step
@@ -43,6 +43,9 @@ struct ResponseRecord {
   std::optional<std::vector<double>> policy_logprobs;
   std::optional<std::vector<double>> old_logprobs;
   std::optional<std::vector<double>> reference_logprobs;
+  // By name of a point in the forward pass, in order of computation when sorted: one number a token, which changes when
+  // what is computed there changes. Optional; see docs/record.md.
+  std::map<std::string, std::vector<double>> trace;
   std::optional<double> reward;
   double advantage = 0;
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -50,6 +51,24 @@ void write_logprobs(hid_t group, const std::vector<ResponseRecord>& responses, c
   }
 }
 
+void write_trace(hid_t group, const std::vector<ResponseRecord>& responses, const std::string& where) {
+  const auto& points = responses.front().trace;
+  for (const auto& r : responses) {
+    const bool same = std::equal(r.trace.begin(), r.trace.end(), points.begin(), points.end(),
+                                 [](const auto& x, const auto& y) { return x.first == y.first; });
+    if (!same)
+      throw ConfigError(fmt::format("{}/trace: group {} member {} has other points than the first", where, r.group, r.member));
+  }
+  if (points.empty()) return;
+  const auto trace = hdf5::create_group(group, "trace", where);
+  for (const auto& [name, values] : points) {
+    hdf5::write_array(trace.id(), name,
+                      flattened<double>(
+                          responses, [&](const auto& r) -> const auto& { return r.trace.at(name); }),
+                      where + "/trace");
+  }
+}
+
 // A column of the table must have one entry a response.
 template <class T>
 void require_length(const std::vector<T>& values, std::size_t wanted, const std::string& where, const char* name) {
@@ -79,6 +98,12 @@ void check_response(const ResponseRecord& r, const std::string& where) {
   for (const auto& [name, member] : kLogprobs) {
     if (r.*member) check((r.*member)->size(), name);
   }
+  for (const auto& [name, values] : r.trace) {
+    if (name.empty() || name == "." || name.find('/') != std::string::npos) {
+      throw ConfigError(fmt::format("{}/trace: '{}' is no name of a point", where, name));
+    }
+    check(values.size(), ("trace/" + name).c_str());
+  }
 }
 
 void write_responses(hid_t step_group, const std::vector<ResponseRecord>& responses, const std::string& where) {
@@ -105,6 +130,7 @@ void write_responses(hid_t step_group, const std::vector<ResponseRecord>& respon
                         responses, [](const auto& r) -> const auto& { return r.mask; }),
                     place);
   write_logprobs(id, responses, place);
+  write_trace(id, responses, place);
 }
 
 std::vector<ResponseRecord> read_responses(hid_t step_group, const std::string& where) {
@@ -142,6 +168,12 @@ std::vector<ResponseRecord> read_responses(hid_t step_group, const std::string& 
   for (const auto& [name, member] : kLogprobs) {
     if (!hdf5::exists(id, name)) continue;
     flat(hdf5::read_doubles(id, name, place), name, [&, m = member](auto& r, auto from, auto to) { (r.*m).emplace(from, to); });
+  }
+  if (!hdf5::exists(id, "trace")) return responses;
+  const auto trace = hdf5::open_group(id, "trace", place);
+  for (const auto& name : hdf5::link_names(trace.id(), place + "/trace")) {
+    flat(hdf5::read_doubles(trace.id(), name, place + "/trace"), ("trace/" + name).c_str(),
+         [&](auto& r, auto from, auto to) { r.trace[name].assign(from, to); });
   }
   return responses;
 }

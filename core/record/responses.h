@@ -10,7 +10,8 @@
 
 namespace longstraw::core::record {
 
-// ConfigError when an array's length is not the number of tokens, or when log-probs are present in some responses only.
+// ConfigError when an array's length is not the number of tokens, or when log-probs or a trace's points are present in some
+// responses only.
 void check_response(const ResponseRecord& response, const std::string& where);
 void write_responses(hid_t step_group, const std::vector<ResponseRecord>& responses, const std::string& where);
 // Empty when the step has no responses. FormatError when the arrays do not fit together.

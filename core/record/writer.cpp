@@ -69,12 +69,13 @@ void write_header(hid_t file, const RecordHeader& h, const std::string& where) {
   }
 }
 
-// Attributes of a group of their own: objective, memory, timing.
+// Attributes of a group of their own: objective, memory, timing, checks. `required` may be null.
 template <class T>
 void write_values(hid_t step, const char* group_name, const std::map<std::string, T>& values, const char* required,
                   const std::string& where) {
   if (hdf5::exists(step, group_name)) throw ConfigError(fmt::format("{}/{}: given twice", where, group_name));
-  if (!values.contains(required)) throw ConfigError(fmt::format("{}/{}: {} is missing", where, group_name, required));
+  if (required != nullptr && !values.contains(required))
+    throw ConfigError(fmt::format("{}/{}: {} is missing", where, group_name, required));
   const auto group = hdf5::create_group(step, group_name, where);
   for (const auto& [name, value] : values) hdf5::write_attribute(group.id(), name, value, where + "/" + group_name);
 }
@@ -164,6 +165,11 @@ void StepWriter::timing(const std::map<std::string, double>& seconds) {
   State& s = open_state();
   write_values(s.group.id(), "timing", seconds, "total", s.where);
   s.has_timing = true;
+}
+
+void StepWriter::checks(const std::map<std::string, std::int64_t>& counts) {
+  State& s = open_state();
+  write_values(s.group.id(), "checks", counts, nullptr, s.where);
 }
 
 void StepWriter::commit() {

@@ -53,6 +53,8 @@ class StepWriter {
   void objective(const std::map<std::string, double>& values);    // must hold `loss`
   void memory(const std::map<std::string, std::int64_t>& bytes);  // must hold `peak_bytes`
   void timing(const std::map<std::string, double>& seconds);      // must hold `total`
+  // What the run found when it checked itself: changed_choices, ... Optional.
+  void checks(const std::map<std::string, std::int64_t>& counts);
   // Publishes the step. Needs memory() and timing(); an absent objective is left out.
   void commit();
 

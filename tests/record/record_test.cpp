@@ -181,6 +181,49 @@ TEST(Record, RefusesWrongUseByName) {
   EXPECT_THAT(message_of<ConfigError>([&] { RecordWriter other(folder.file("s.h5"), header); }), HasSubstr("attribute arm"));
 }
 
+TEST(Record, KeepsTracesAndChecks) {
+  const TemporaryFolder folder;
+  const auto path = folder.file("r.h5");
+  auto responses = sample_responses(0);
+  for (auto& r : responses) {
+    r.trace["0000.embedding"] = std::vector<double>(r.tokens.size(), 0.25 * static_cast<double>(r.member));
+    r.trace["0001.keys"] = std::vector<double>(r.tokens.size(), 7);
+  }
+  {
+    RecordWriter writer(path, sample_header(), {.durable = false});
+    auto step = writer.begin_step(0);
+    for (const auto& r : responses) step.response(r);
+    step.memory({{"peak_bytes", 1}});
+    step.timing({{"total", 1}});
+    step.checks({{"changed_choices", 3}});
+    EXPECT_THROW(step.checks({}), ConfigError);
+    step.commit();
+    write_sample_step(writer, 1);
+    writer.close();
+  }
+  const RecordReader reader(path);
+  EXPECT_EQ(reader.responses(0), responses);
+  EXPECT_EQ(reader.checks(0), (std::map<std::string, std::int64_t>{{"changed_choices", 3}}));
+  EXPECT_TRUE(reader.checks(1).empty());
+}
+
+TEST(Record, RefusesTracesThatDoNotFit) {
+  const TemporaryFolder folder;
+  RecordWriter writer(folder.file("r.h5"), sample_header(), {.durable = false});
+  auto step = writer.begin_step(0);
+  auto r = sample_responses(0)[0];
+  r.trace["0000.embedding"] = {};
+  EXPECT_THAT(message_of<ConfigError>([&] { step.response(r); }), HasSubstr("trace/0000.embedding has 0 entries, expected 2"));
+  r.trace = {{"a/b", std::vector<double>(r.tokens.size())}};
+  EXPECT_THAT(message_of<ConfigError>([&] { step.response(r); }), HasSubstr("'a/b' is no name"));
+  r.trace = {{"0000.embedding", std::vector<double>(r.tokens.size())}};
+  step.response(r);
+  step.response(sample_responses(0)[1]);
+  step.memory({{"peak_bytes", 1}});
+  step.timing({{"total", 1}});
+  EXPECT_THAT(message_of<ConfigError>([&] { step.commit(); }), HasSubstr("has other points than the first"));
+}
+
 TEST(Record, DoesNotTouchAnExistingFileUnlessAsked) {
   const TemporaryFolder folder;
   const auto path = folder.file("r.h5");
