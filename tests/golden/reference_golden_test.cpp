@@ -1,5 +1,6 @@
 // The reference against Hugging Face transformers on every variant of fixtures/golden.
 #include "reference/gradient.h"
+#include "reference/whole_sequence.h"
 #include "tests/support/closeness.h"
 #include "tests/support/fixture.h"
 
@@ -7,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 namespace longstraw {
 namespace {
@@ -39,6 +42,11 @@ class ReferenceGolden : public testing::TestWithParam<std::string> {
     const auto error = test::gradient_error(decoder, step.gradients, golden_gradient(decoder, golden, prefix), 1e-6);
     EXPECT_LE(error.whole, bound) << prefix;
     EXPECT_LE(error.worst, bound) << prefix << error.worst_parameter;
+    for (size_t i = 0; i < step.gradients.size(); ++i) {  // an indexer's, or those of an expert that no token chose
+      const std::string& name = decoder.parameters()[i]->name;
+      if (golden[prefix + name].abs().max().item<double>() > 0) continue;
+      EXPECT_EQ(step.gradients[i].abs().max().item<double>(), 0.0) << prefix << name;
+    }
     printf("    %-22s %-18s relative L2 %.2e, worst parameter %.2e %s\n", GetParam().c_str(), prefix.c_str(), error.whole,
            error.worst, error.worst_parameter.c_str());
     if (!golden.has("full.loss") || prefix != "full.grad.") return;
@@ -98,6 +106,63 @@ TEST_P(ReferenceGolden, Float32IsAsCloseToFloat64AsRoundingAllows) {
     expect_gradient(*decoder, exact, "full.grad.", {.attention = attention}, bound);
   }
   EXPECT_LE(bound, 2e-5) << "too wide to see anything";
+}
+
+// Notes what is chosen on the way.
+class Watched final : public reference::WholeSequence {
+ public:
+  Watched() : WholeSequence(Attention::kTextbook, 0) {}
+  at::Tensor choose_experts(int64_t router, const at::Tensor& scores_SE, int64_t k) override {
+    return experts[router] = WholeSequence::choose_experts(router, scores_SE, k);
+  }
+  void select_keys(const core::model::IndexerSpec& spec, const at::Tensor& query_Shd, const at::Tensor& key_Sd,
+                   const at::Tensor& weight_Sh) override {
+    WholeSequence::select_keys(spec, query_Shd, key_Sd, weight_Sh);
+    keys[spec.slot] = selection();
+  }
+  std::map<int64_t, at::Tensor> experts;  // by router
+  std::map<int64_t, at::Tensor> keys;     // by slot
+};
+
+// Rows of chosen positions in rising order, as the golden has them: -1 where there are fewer than k.
+at::Tensor positions_of(const at::Tensor& selected_SS, int64_t k) {
+  const int64_t tokens = selected_SS.size(0);
+  const at::Tensor position_SS = at::where(selected_SS, at::arange(tokens), at::full({1}, tokens, at::kLong));
+  const at::Tensor first_Sk = std::get<0>(position_SS.sort(-1)).narrow(-1, 0, k);
+  return at::where(first_Sk < tokens, first_Sk, at::full({1}, -1, at::kLong));
+}
+
+TEST_P(ReferenceGolden, ChoicesAreThoseOfTransformers) {
+  const Golden golden = test::read_golden(GetParam(), "f64");
+  const int64_t recorded = count_under(golden, "route.") + count_under(golden, "dsa.topk.");
+  if (recorded == 0) GTEST_SKIP() << "a model without choices";
+  const at::NoGradGuard guard;
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+    const auto decoder = core::model::load_decoder(test::golden_folder(GetParam()), dtype, at::kCPU);
+    int64_t compared = 0;
+    for (size_t g = 0; g < golden.batch[0].responses.size(); ++g) {
+      Watched execution;
+      const std::string response = std::to_string(g) + ".";
+      const at::Tensor ids_S = at::cat({golden["input.prompt"], golden["input.resp." + std::to_string(g)]});
+      const auto where = decoder->positions(at::arange(ids_S.size(0)), golden.lengths());
+      at::Tensor hidden_SD = decoder->embed(ids_S, execution);
+      for (int64_t n = 0; n < decoder->layers(); ++n) hidden_SD = decoder->layer(n, hidden_SD, where, execution);
+      for (const auto& [router, chosen_Sk] : execution.experts) {
+        const std::string layer = std::to_string(decoder->routers()[size_t(router)].layer);
+        const at::Tensor wanted_Sk = golden["route." + response + layer].to(at::kLong);
+        EXPECT_TRUE(at::equal(std::get<0>(chosen_Sk.sort(-1)), wanted_Sk)) << "experts of layer " << layer;
+        ++compared;
+      }
+      for (const auto& [slot, selected_SS] : execution.keys) {
+        const std::string layer = std::to_string(decoder->states()[size_t(slot)].layer);
+        const at::Tensor wanted_Sk = golden["dsa.topk." + response + layer].to(at::kLong);
+        EXPECT_TRUE(at::equal(positions_of(selected_SS, wanted_Sk.size(1)), wanted_Sk)) << "keys of layer " << layer;
+        EXPECT_LT(wanted_Sk.size(1), ids_S.size(0) / 2) << "a selection that drops nothing shows nothing";
+        ++compared;
+      }
+    }
+    EXPECT_EQ(compared, recorded);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, ReferenceGolden, testing::ValuesIn(test::golden_variants()),
