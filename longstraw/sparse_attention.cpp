@@ -123,6 +123,11 @@ Plan make_plan(const SparseInput& input) {
   return plan;
 }
 
+// The dtype of a tile's products. A CPU gains nothing from bfloat16, and wide its scores are not rounded.
+at::ScalarType product_dtype(const at::Tensor& query) {
+  return query.device().is_cpu() ? wide(query.scalar_type()) : query.scalar_type();
+}
+
 // A tile's listed keys, and where each is found.
 struct Gathered {
   at::Tensor position_QK;  // -1: none
@@ -153,19 +158,20 @@ Gathered gather(const SparseInput& input, const Plan& plan, const Tile& tile) {
         input.positions_SK.view({-1}).index_select(0, place).add(plan.first_row_S1.view({-1}).index_select(0, row));
     keys.index_copy_(0, result.own_place, input.own_key_Sd.index_select(0, from));
   }
-  result.key_QKd = keys.view({tile.queries, tile.keys, -1});
+  result.key_QKd = keys.to(product_dtype(input.query_SHd)).view({tile.queries, tile.keys, -1});
   return result;
 }
 
-// alpha · a b, of each query.
-at::Tensor product(const at::Tensor& a, const at::Tensor& b, double alpha = 1.0) {
+// alpha · a b, of each query, wide: what a matrix product of bfloat16 sums in float32 is not rounded before its use.
+at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b, double alpha = 1.0) {
+  const auto high = wide(a.scalar_type());
+  if (a.scalar_type() != high) return at::bmm(a, b, high).mul_(alpha);
   const at::Tensor unused = at::empty({1, 1, 1}, a.options());
   return at::baddbmm(unused, a, b, /*beta=*/0, alpha);
 }
 
-at::Tensor scores_QHK(const SparseInput& input, const Tile& tile, const Gathered& gathered) {
-  const at::Tensor query_QHd = input.query_SHd.narrow(0, tile.begin, tile.queries);
-  at::Tensor scores = product(query_QHd, gathered.key_QKd.transpose(1, 2), input.scale).to(wide(query_QHd.scalar_type()));
+at::Tensor scores_QHK(const SparseInput& input, const Tile& tile, const Gathered& gathered, const at::Tensor& query_QHd) {
+  at::Tensor scores = wide_product(query_QHd, gathered.key_QKd.transpose(1, 2), input.scale);
   if (tile.ragged) scores.masked_fill_(gathered.position_QK.lt(0).unsqueeze(1), kMinusInfinity);
   return scores;
 }
@@ -174,16 +180,16 @@ at::Tensor scores_QHK(const SparseInput& input, const Tile& tile, const Gathered
 at::Tensor finite(const at::Tensor& x) { return x.masked_fill(x.eq(kMinusInfinity), 0.0); }
 
 void attend_tile(const SparseInput& input, const Plan& plan, const Tile& tile, SparseAttention& result) {
+  const auto rows = [&](const at::Tensor& x) { return x.narrow(0, tile.begin, tile.queries); };
   const Gathered gathered = gather(input, plan, tile);
-  at::Tensor scores = scores_QHK(input, tile, gathered);
+  at::Tensor scores = scores_QHK(input, tile, gathered, rows(input.query_SHd).to(gathered.key_QKd.scalar_type()));
   const at::Tensor top_QH1 = finite(scores.amax(-1, /*keepdim=*/true));
   scores.sub_(top_QH1).exp_();
   const at::Tensor sum_QH1 = scores.sum(-1, /*keepdim=*/true);
   const at::Tensor values_QKv = gathered.key_QKd.narrow(2, 0, input.value_width);
-  const at::Tensor out = product(scores.to(values_QKv.scalar_type()), values_QKv);
-  result.out_SHv.narrow(0, tile.begin, tile.queries)
-      .copy_(out.to(sum_QH1.scalar_type()).div_(sum_QH1.masked_fill(sum_QH1.eq(0), 1.0)));
-  result.lse_SH.narrow(0, tile.begin, tile.queries).copy_(sum_QH1.log().add_(top_QH1).squeeze(-1));
+  const at::Tensor out_QHv = wide_product(scores.to(values_QKv.scalar_type()), values_QKv);
+  rows(result.out_SHv).copy_(out_QHv.div(sum_QH1.masked_fill(sum_QH1.eq(0), 1.0)));
+  rows(result.lse_SH).copy_(sum_QH1.log().add_(top_QH1).squeeze(-1));
 }
 
 // sum[row[i]] += part[i] for each i in order; row -1: none. Each thread has columns of its own, so that the order of the
@@ -232,21 +238,21 @@ void scatter(const SparseInput& input, const Plan& plan, const Tile& tile, const
 void backward_tile(const SparseInput& input, const SparseAttention& merged, const at::Tensor& grad_SHv, const Plan& plan,
                    const Tile& tile, SparseGradients& result, const PastAdjoint& past_adjoint) {
   const auto rows = [&](const at::Tensor& x) { return x.narrow(0, tile.begin, tile.queries); };
-  const at::Tensor query_QHd = rows(input.query_SHd), grad_QHv = rows(grad_SHv);
-  const auto low = query_QHd.scalar_type(), high = wide(low);
   const Gathered gathered = gather(input, plan, tile);
-  at::Tensor p = scores_QHK(input, tile, gathered);
+  const auto low = gathered.key_QKd.scalar_type(), high = wide(low);
+  const at::Tensor query_QHd = rows(input.query_SHd).to(low), grad_QHv = rows(grad_SHv).to(low);
+  at::Tensor p = scores_QHK(input, tile, gathered, query_QHd);
   p.sub_(finite(rows(merged.lse_SH)).unsqueeze(-1)).exp_();
-  const at::Tensor delta_QH1 = (grad_QHv.to(high) * rows(merged.out_SHv).to(high)).sum(-1, /*keepdim=*/true);
+  const at::Tensor delta_QH1 = (rows(grad_SHv).to(high) * rows(merged.out_SHv).to(high)).sum(-1, /*keepdim=*/true);
   const at::Tensor values_QKv = gathered.key_QKd.narrow(2, 0, input.value_width);
-  at::Tensor ds = product(grad_QHv, values_QKv.transpose(1, 2)).to(high);
+  at::Tensor ds = wide_product(grad_QHv, values_QKv.transpose(1, 2));
   ds.sub_(delta_QH1).mul_(p).mul_(input.scale);
   // A key's gradient by score and by value in one product of twice the heads, so that it is rounded once:
   // [scale · ds | p]ᵀ [q | (g, 0)].
   const at::Tensor left_QrK = at::cat({ds.to(low), p.to(low)}, 1);
-  rows(result.query_SHd).copy_(product(left_QrK.narrow(1, 0, ds.size(1)), gathered.key_QKd));
+  rows(result.query_SHd).copy_(wide_product(left_QrK.narrow(1, 0, ds.size(1)), gathered.key_QKd));
   const at::Tensor right_Qrd = at::cat({query_QHd, at::constant_pad_nd(grad_QHv, {0, query_QHd.size(2) - input.value_width})}, 1);
-  const at::Tensor grad_QKd = product(left_QrK.transpose(1, 2), right_Qrd);
+  const at::Tensor grad_QKd = at::bmm(left_QrK.transpose(1, 2), right_Qrd);
   scatter(input, plan, tile, gathered, grad_QKd.view({-1, grad_QKd.size(2)}), result, past_adjoint);
 }
 
@@ -297,9 +303,12 @@ SparseGradients sparse_attend_backward(const SparseInput& input, const SparseAtt
 int64_t sparse_attention_bytes(int64_t rows, int64_t heads, int64_t key_size, int64_t listed, c10::ScalarType dtype,
                                c10::DeviceType device) {
   const int64_t queries = std::min(rows, tile_queries(listed * (key_size + 2 * heads), device));
-  const auto high = static_cast<int64_t>(c10::elementSize(wide(dtype))), low = static_cast<int64_t>(c10::elementSize(dtype));
-  // Gathered keys and their gradients; scores, their gradients and both in the dtype of the products; three lists of rows.
-  const int64_t keys = 2 * key_size * low, scores = heads * (2 * high + (low == high ? 2 : 4) * low);
+  const auto high = static_cast<int64_t>(c10::elementSize(wide(dtype))), given = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t low = device == c10::kCPU ? high : given;
+  // Gathered keys, as given and for the products, and their gradients; scores, their gradients and both for the products;
+  // three lists of rows.
+  const int64_t keys = key_size * (low == given ? 2 * low : 2 * low + given),
+                scores = heads * (2 * high + (low == high ? 2 : 4) * low);
   return queries * listed * (keys + scores + 3 * static_cast<int64_t>(sizeof(int64_t)));
 }
 

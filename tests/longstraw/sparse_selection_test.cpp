@@ -41,7 +41,7 @@ at::Tensor naive(const SelectionInput& input) {
       std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return s[a] > s[b]; });
       order.resize(std::min(order.size(), static_cast<size_t>(input.top_k)));
       std::sort(order.begin(), order.end());
-      for (size_t j = 0; j < order.size(); ++j) result[row][static_cast<int64_t>(j)] = order[j];
+      result[row].slice(0, 0, static_cast<int64_t>(order.size())).copy_(at::tensor(order));
     }
   }
   return result;
