@@ -27,16 +27,16 @@ struct ConvolutionOutput {
   at::Tensor end_window_NCk;  // the last K−1 columns before the convolution, after lengths[n] tokens; a copy; dtype of x
 };
 
-// Of the input's shapes; x and window in the dtype of x, weight and bias wide (float32, float64 for float64), because they
-// are summed over all tokens. That of the window is summed over the sequences where one window served all. Those of an
-// undefined window or bias are undefined.
+// Of the input's shapes; that of x in its dtype, the others wide (float32, float64 for float64): they are adjoints that go
+// on to earlier tokens, or sums over all. That of the window is summed over the sequences where one window served all. Those of
+// an undefined window or bias are undefined.
 struct ConvolutionGradients {
   at::Tensor x, window, weight, bias;
 };
 
 // Both throw ConfigError if shapes or lengths don't fit together.
 ConvolutionOutput causal_convolution_forward(const ConvolutionInput& input);
-// Either gradient may be undefined: zero.
+// Either gradient may be undefined: zero. That of the end window may come in any dtype.
 ConvolutionGradients causal_convolution_backward(const ConvolutionInput& input, const at::Tensor& grad_out,
                                                  const at::Tensor& grad_end_window);
 
