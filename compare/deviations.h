@@ -47,9 +47,13 @@ void find_constant_factor(Deviations& deviations);
 void find_exchanged(Deviations& deviations);
 void find_transposed(Deviations& deviations);
 void find_earlier_step(Deviations& deviations);
+void find_state_adjoints(Deviations& deviations);
 void find_cut_prompt(Deviations& deviations);
 // Reads the responses of both records; true when the responses themselves differ.
 bool find_in_responses(Deviations& deviations);
+// The first point of the forward pass at which traces part. False without traces in both, or where they agree.
+bool find_in_trace(Deviations& deviations, const std::vector<core::record::ResponseRecord>& reference,
+                   const std::vector<core::record::ResponseRecord>& candidate);
 // Looks at the rows of the output matrix that belong to the responses' tokens.
 void find_in_token_rows(Deviations& deviations);
 

@@ -48,6 +48,7 @@ std::vector<Finding> diagnose(const DiagnosisInput& input) {
   find_transposed(deviations);
   find_in_responses(deviations);
   find_earlier_step(deviations);
+  find_state_adjoints(deviations);
   find_cut_prompt(deviations);
   find_in_token_rows(deviations);
   const auto open = deviations.open();

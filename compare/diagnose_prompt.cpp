@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 #include <set>
 
 #include "compare/deviations.h"
@@ -63,41 +62,12 @@ std::vector<std::string> open_names(const Deviations& d) {
   return names;
 }
 
-// The last layer with a convolution: its own weight, which is used after the window, agrees; what feeds the window does not.
-std::optional<std::int64_t> layer_without_window_gradient(const Deviations& d) {
-  const auto& measure = d.input().measure;
-  std::optional<std::int64_t> layer;
-  for (const auto& parameter : measure.parameters) {
-    const auto own = layer_of(parameter.name);
-    if (own && parameter.name.find("conv1d.weight") != std::string::npos) layer = std::max(layer.value_or(*own), *own);
-  }
-  if (!layer) return std::nullopt;
-  bool input_deviates = false;
-  for (const auto& parameter : measure.parameters) {
-    if (layer_of(parameter.name) != layer) continue;
-    const std::string kind = kind_of(parameter.name);
-    const bool deviates = d.deviates(parameter.name);
-    const bool after_window = kind.find("conv1d") != std::string::npos || kind.find("A_log") != std::string::npos;
-    if (after_window && deviates) return std::nullopt;
-    if (kind.find("in_proj") != std::string::npos && makes_state(kind) && deviates) input_deviates = true;
-  }
-  return input_deviates ? layer : std::nullopt;
-}
-
 }  // namespace
 
 void find_cut_prompt(Deviations& d) {
   if (d.open().empty()) return;
   const Pattern p = pattern_of(d);
   if (p.tail_deviates || p.agreeing.size() < 2) return;
-  if (const auto layer = layer_without_window_gradient(d)) {
-    d.add("missing_convolution_adjoint",
-          fmt::format("layer {}: the convolution and its decay agree, what feeds the convolution's window does not: "
-                      "the window's gradient does not reach the prompt",
-                      *layer),
-          open_names(d));
-    return;
-  }
   const auto wanted = kMostLayers * static_cast<double>(p.state_layers.size());
   if (p.state_layers.empty() || static_cast<double>(p.losing_layers.size()) < wanted) return;
   if (p.others_deviating.empty()) {

@@ -189,12 +189,19 @@ bool find_in_logprobs(Deviations& d, const Responses& b, const Responses& a) {
               "token predicts",
               c.only_first, c.responses, c.error),
           open_names(d));
+  } else if (equals_old(b, a, tolerance)) {
+    d.add("stale_weights",
+          fmt::format("the log-probabilities of {} of {} tokens differ (by {:.3g}) and equal the old ones, those of the rollout's "
+                      "weights",
+                      c.off, c.tokens, c.error),
+          open_names(d));
+  } else if (find_in_trace(d, b, a)) {
   } else if (2 * c.off > c.tokens) {
     d.add(
-        "stale_weights",
-        fmt::format("the log-probabilities of {} of {} tokens differ (by {:.3g}): other weights, or state made by other weights{}",
-                    c.off, c.tokens, c.error,
-                    equals_old(b, a, tolerance) ? "; they equal the old log-probabilities, those of the rollout's weights" : ""),
+        "different_forward",
+        fmt::format("the log-probabilities of {} of {} tokens differ (by {:.3g}): the forward pass computes something else: other "
+                    "weights, a state made by other weights, or another operation, which a trace in both records would name",
+                    c.off, c.tokens, c.error),
         open_names(d));
   } else {
     d.add("different_logprobs",

@@ -49,12 +49,22 @@ std::string kind_of(const std::string& name) {
   return kind;
 }
 
+bool is_indexer(const std::string& kind) { return kind.find("indexer.") != std::string::npos; }
+
+bool is_routed(const std::string& kind) {
+  if (kind.find("shared") != std::string::npos) return false;
+  // granitemoehybrid: block_sparse_moe.{router.layer,input_linear,output_linear}.
+  static constexpr std::array<std::string_view, 4> kParts{"experts.", "mlp.gate.", "mixer.gate.", "block_sparse_moe."};
+  return std::any_of(kParts.begin(), kParts.end(), [&](auto part) { return kind.find(part) != std::string::npos; });
+}
+
 bool makes_state(const std::string& kind) {
   static constexpr std::array<std::string_view, 14> kParts{"k_proj",  "v_proj",          "k_norm",  "qkv",    "kv_a",
                                                            "kv_b",    "input_layernorm", "in_proj", "conv1d", "A_log",
                                                            "dt_bias", "x_proj",          "dt_proj", "c_attn"};
   static constexpr std::string_view kNot = "in_proj_z";  // the gate of the output, separate in some families
-  if (kind == "norm.weight") return true;                // the norm before a Mamba-2 mixer
+  if (is_indexer(kind)) return false;
+  if (kind == "norm.weight") return true;  // the norm before a Mamba-2 mixer
   if (kind.find(kNot) != std::string::npos) return false;
   return std::any_of(kParts.begin(), kParts.end(), [&](auto part) { return kind.find(part) != std::string::npos; });
 }

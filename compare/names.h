@@ -19,4 +19,10 @@ std::string kind_of(const std::string& name);
 // the norm before them. The other parameters of the last layer act on response tokens only, as far as the loss can tell.
 bool makes_state(const std::string& kind);
 
+// The router and the experts it chooses among: what only some tokens pass. Shared experts are not.
+bool is_routed(const std::string& kind);
+
+// The indexer of sparse attention. Its choice is a constant: no gradient of this loss reaches it.
+bool is_indexer(const std::string& kind);
+
 }  // namespace longstraw::compare
