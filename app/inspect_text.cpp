@@ -29,14 +29,16 @@ std::string scalar(const Json& value) {
   return value.dump();
 }
 
-// 28311552 (27.0 MiB)
+// 28311552 (27.0 MiB), 137592897536 (128.14 GiB)
 std::string with_unit(const std::string& key, const Json& value) {
-  const bool bytes = key.find("bytes") != std::string::npos;
   std::string text = scalar(value);
-  constexpr double kMebibyte = 1 << 20;
-  if (bytes && value.is_number_integer() && value.get<double>() >= kMebibyte) {
-    text += fmt::format(" ({:.1f} MiB)", value.get<double>() / kMebibyte);
-  }
+  const bool is_bytes = key.find("bytes") != std::string::npos;
+  if (!is_bytes || !value.is_number_integer()) return text;
+  constexpr double kMebibyte = 1 << 20, kGibibyte = 1 << 30, kTebibyte = 1024 * kGibibyte;
+  const auto bytes = value.get<double>();
+  if (bytes >= kTebibyte) text += fmt::format(" ({:.2f} TiB)", bytes / kTebibyte);
+  else if (bytes >= kGibibyte) text += fmt::format(" ({:.2f} GiB)", bytes / kGibibyte);
+  else if (bytes >= kMebibyte) text += fmt::format(" ({:.1f} MiB)", bytes / kMebibyte);
   return text;
 }
 

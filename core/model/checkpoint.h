@@ -45,8 +45,4 @@ StoredDtype stored_dtype(at::ScalarType type);  // throws ConfigError for one th
 // A copy on the CPU in the stored dtype. Throws FormatError naming file, tensor and index if a value is NaN or infinite.
 at::Tensor read_tensor(const SafetensorsFile& file, const StoredTensor& tensor);
 
-// What `longstraw inspect` prints of a checkpoint folder, from config.json and the headers alone: architecture, count
-// of parameters, dtypes, files, bytes of prompt state by kind of layer (in the dtype the checkpoint is stored in).
-nlohmann::json describe(const std::filesystem::path& folder);
-
 }  // namespace longstraw::core::model
