@@ -138,16 +138,20 @@ void scatter(const at::Tensor& view, const at::Tensor& x_B) { view.copy_(x_B.unf
 
 at::Tensor gather_scalars(const at::Tensor& x_NTH, const ScanSlice& slice, const ScanBlock& block, int64_t repeat,
                           at::ScalarType dtype) {
-  at::Tensor view = scalar_view(x_NTH, slice, block, repeat);
-  if (const at::Tensor pad = padding(slice, block, x_NTH.device()); pad.defined()) view = view.masked_fill(pad, 0.0);
-  return gather(view, dtype);
+  return gather_heads(x_NTH.unsqueeze(-1), slice, block, repeat, dtype).squeeze(-1);
 }
 
 at::Tensor gather_heads(const at::Tensor& x_NTHv, const ScanSlice& slice, const ScanBlock& block, int64_t repeat,
                         at::ScalarType dtype) {
-  at::Tensor view = head_view(x_NTHv, slice, block, repeat);
-  if (const at::Tensor pad = padding(slice, block, x_NTHv.device()); pad.defined()) view = view.masked_fill(pad.unsqueeze(-1), 0.0);
-  return gather(view, dtype);
+  at::Tensor x = gather(head_view(x_NTHv, slice, block, repeat), dtype);
+  if (const at::Tensor pad = padding(slice, block, x.device()); pad.defined()) {
+    x.unflatten(0, {slice.sequences, slice.groups}).masked_fill_(pad.unsqueeze(-1), 0.0);
+  }
+  return x;
+}
+
+at::Tensor gather_groups(const at::Tensor& x_NTGd, const ScanSlice& slice, const ScanBlock& block, at::ScalarType dtype) {
+  return gather_heads(x_NTGd, slice, block, 1, dtype).squeeze(2);
 }
 
 at::Tensor gather_state(const at::Tensor& state_NHkv, const ScanSlice& slice, const ScanShape& shape,
@@ -185,6 +189,14 @@ Decays decays(const at::Tensor& log_decay_Bmrc) {
   return {sum.exp().to(dtype), (last - sum).exp_().to(dtype), last.squeeze(-1).exp().to(dtype), between};
 }
 
-at::Tensor log_decay_gradient(const at::Tensor& grad_sum_Bmrc) { return grad_sum_Bmrc.flip(-1).cumsum(-1).flip(-1); }
+at::Tensor log_decay_gradient(const at::Tensor& pairs_Bmrcc, const at::Tensor& from_start_Bmrc, const at::Tensor& to_end_Bmrc,
+                              const at::Tensor& whole_Bmr) {
+  const int64_t c = pairs_Bmrcc.size(-1);
+  const at::Tensor from_here = at::ones({c, c}, pairs_Bmrcc.options()).triu_();
+  at::Tensor grad = at::matmul(from_here, pairs_Bmrcc).tril_(-1).sum(-1);
+  grad.add_(from_start_Bmrc.flip(-1).cumsum(-1).flip(-1)).add_(whole_Bmr.unsqueeze(-1));
+  grad.narrow(-1, 1, c - 1).add_(to_end_Bmrc.narrow(-1, 0, c - 1).cumsum(-1));
+  return grad;
+}
 
 }  // namespace longstraw

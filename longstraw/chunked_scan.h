@@ -80,12 +80,13 @@ at::Tensor scalar_view(const at::Tensor& x_NTH, const ScanSlice& slice, const Sc
 // [B, ...] of such a view in the given dtype, contiguous and always a copy, and back.
 at::Tensor gather(const at::Tensor& view, at::ScalarType dtype);
 void scatter(const at::Tensor& view, const at::Tensor& x_B);
-// A scalar per head and token; 0 for tokens that aren't real, so that they neither decay the state nor add to it.
+// Copies with 0 for tokens that aren't real, so that they neither decay the state nor add to it, nor overflow a product that is
+// then multiplied by 0: [B, m, r, c], [B, m, r, c, v], [B, m, c, d].
 at::Tensor gather_scalars(const at::Tensor& x_NTH, const ScanSlice& slice, const ScanBlock& block, int64_t repeat,
                           at::ScalarType dtype);
-// [B, m, r, c, v], contiguous; 0 for tokens that aren't real.
 at::Tensor gather_heads(const at::Tensor& x_NTHv, const ScanSlice& slice, const ScanBlock& block, int64_t repeat,
                         at::ScalarType dtype);
+at::Tensor gather_groups(const at::Tensor& x_NTGd, const ScanSlice& slice, const ScanBlock& block, at::ScalarType dtype);
 
 // state [N or 1, H, k, v] (or undefined: zeros) of a slice as a fresh [B, k, r·v], and back.
 at::Tensor gather_state(const at::Tensor& state_NHkv, const ScanSlice& slice, const ScanShape& shape,
@@ -102,8 +103,15 @@ struct Decays {
 };
 Decays decays(const at::Tensor& log_decay_Bmrc);
 
-// Gradient of the log decays from that of their running sums.
-at::Tensor log_decay_gradient(const at::Tensor& grad_sum_Bmrc);
+// Gradient of the log decays g_k of a chunk, from what each decay that spans token k contributes: `pairs` = of log Γ_ij (only
+// i > j is read), `from_start` = of log e^{G_i}, `to_end` = of log e^{G_c − G_i}, `whole` = of log e^{G_c}:
+//
+//   dg_k = Σ_{i >= k > j} pairs_ij + Σ_{i >= k} from_start_i + Σ_{i < k} to_end_i + whole
+//
+// Going by the running sums, dG first and then its sum from the end, would add each pair twice with opposite signs: under
+// strong decay their difference is all noise.
+at::Tensor log_decay_gradient(const at::Tensor& pairs_Bmrcc, const at::Tensor& from_start_Bmrc, const at::Tensor& to_end_Bmrc,
+                              const at::Tensor& whole_Bmr);
 
 at::ScalarType wide_type(at::ScalarType dtype);  // float64 for float64, else float32
 

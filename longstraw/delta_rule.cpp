@@ -189,10 +189,11 @@ void forward_slice(const DeltaRuleInput& in, const ScanPlan& plan, const ScanSli
 
 // Adjoints of a block, found chunk by chunk from its end.
 struct BlockAdjoints {
-  at::Tensor reads_Bm2rv;     // of Q̂ S over K̂ S
-  at::Tensor solved_Bmrcv;    // X = (I + A)⁻ᵀ dU
-  at::Tensor decay_sum_Bmrc;  // of G, as far as it reaches the state directly
-  at::Tensor keys_Bmcd;       // of k̂, as far as it goes into the state
+  at::Tensor reads_Bm2rv;    // of Q̂ S over K̂ S
+  at::Tensor solved_Bmrcv;   // X = (I + A)⁻ᵀ dU
+  at::Tensor kept_Bmrc;      // of log e^{G_c − G}
+  at::Tensor decay_end_Bmr;  // of log e^{G_c}: e^{G_c} ⟨dS⁺, S⟩
+  at::Tensor keys_Bmcd;      // of k̂, as far as it goes into the state
 };
 
 // ⟨x, y⟩ over all but the head: [B, k, r·v] -> [B, r]
@@ -208,7 +209,8 @@ BlockAdjoints walk_back(const BlockFactors& f, const BlockScan& s, const at::Ten
   BlockAdjoints a;
   a.reads_Bm2rv = at::empty({B, m, 2 * c, columns}, wide);
   a.solved_Bmrcv = at::empty({B, m, r, c, v}, wide);
-  a.decay_sum_Bmrc = at::empty({B, m, r, c}, wide);
+  a.kept_Bmrc = at::empty({B, m, r, c}, wide);
+  a.decay_end_Bmr = at::empty({B, m, r}, wide);
   a.keys_Bmcd = at::empty({B, m, c, k}, wide);
   at::Tensor read_queries = by_head(a.reads_Bm2rv.narrow(2, 0, c), r);
   at::mul_out(read_queries, grad_Bmrcv, column(f.decay.from_start_Bmrc));
@@ -226,10 +228,8 @@ BlockAdjoints walk_back(const BlockFactors& f, const BlockScan& s, const at::Ten
     at::mul_out(read_keys, solved, column(beta_start_Bmrc.select(1, i)).neg());
     at::bmm_out(keys, s.decayed_Bmcrv.select(1, i), adjoint_Bkrv.transpose(1, 2));
 
-    const at::Tensor kept = (update * pulled).sum(-1).mul_(to_end);  // of the decay from each token to the end, [B, r, c]
-    at::Tensor decay_sum = a.decay_sum_Bmrc.select(1, i);
-    at::neg_out(decay_sum, kept);
-    decay_sum.select(-1, c - 1).add_(kept.sum(-1)).addcmul_(whole_Br, state_product(adjoint_Bkrv, state, r));
+    a.kept_Bmrc.select(1, i).copy_((update * pulled).sum(-1)).mul_(to_end);
+    a.decay_end_Bmr.select(1, i).copy_(state_product(adjoint_Bkrv, state, r)).mul_(whole_Br);
 
     adjoint_Bkrv.view({B, k, r, v}).mul_(whole_Br.unsqueeze(1).unsqueeze(-1));
     adjoint_Bkrv.baddbmm_(f.qk_Bm2d.select(1, i).transpose(1, 2), reads);
@@ -257,12 +257,11 @@ void write_gradients(const BlockFactors& f, const BlockScan& s, const BlockAdjoi
   const at::Tensor beta_grad = beta_part.sum(-1).add_((a.solved_Bmrcv * s.error_Bmrcv).sum(-1));
   key_grad.mul_(f.decay.between_Bmrcc).mul_(column(f.beta_Bmrc)).tril_(-1);
 
-  // Of G_i − G_j for i > j; for i = j it is 0 and says nothing.
-  at::Tensor pair_grad = (score_grad * f.products_Bm2c.narrow(2, 0, c).unsqueeze(2)).tril_(-1);
+  at::Tensor pair_grad = score_grad * f.products_Bm2c.narrow(2, 0, c).unsqueeze(2);
   pair_grad.addcmul_(beta_part, column(f.beta_Bmrc));
-  at::Tensor sum_grad = (pair_grad.sum(-1) - pair_grad.sum(-2)).add_(a.decay_sum_Bmrc);
   const at::Tensor through_reads = by_head(a.reads_Bm2rv * s.read_Bm2rv, r).sum(-1);  // [B, m, r, 2c]
-  sum_grad.add_(through_reads.narrow(-1, 0, c)).add_(through_reads.narrow(-1, c, c));
+  const at::Tensor log_decay_grad =
+      log_decay_gradient(pair_grad, through_reads.narrow(-1, 0, c) + through_reads.narrow(-1, c, c), a.kept_Bmrc, a.decay_end_Bmr);
 
   // Queries and keys: through the products inside the chunk, summed over the heads of a group, and through the state.
   const at::Tensor inside = at::cat({score_grad.sum(2), key_grad.sum(2)}, 2);  // [B, m, 2c, c]
@@ -278,7 +277,7 @@ void write_gradients(const BlockFactors& f, const BlockScan& s, const BlockAdjoi
   scatter(group_view(into.key, slice, block), normalization_gradient(keys_grad, part(f.qk_Bm2d, c), part(f.norm_Bm21, c), 1.0));
   scatter(head_view(into.value, slice, block, r), a.solved_Bmrcv * column(f.beta_Bmrc));
   scatter(scalar_view(into.beta, slice, block, r), beta_grad);
-  scatter(scalar_view(into.log_decay, slice, block, r), log_decay_gradient(sum_grad));
+  scatter(scalar_view(into.log_decay, slice, block, r), log_decay_grad);
 }
 
 void backward_slice(const DeltaRuleInput& in, const ScanPlan& plan, const ScanSlice& slice, const at::Tensor& block_states,
