@@ -38,7 +38,7 @@ PromptState::PromptState(const core::model::Decoder& decoder, int64_t capacity, 
   }
   for (const auto& router : decoder.routers()) {
     const bool is_small = router.experts <= std::numeric_limits<int16_t>::max();
-    routes_.push_back(at::empty({capacity_, router.chosen}, options.dtype(is_small ? at::kShort : at::kInt)));
+    routes_.push_back({at::empty({capacity_, router.chosen}, options.dtype(is_small ? at::kShort : at::kInt)), {}});
   }
 }
 
@@ -110,14 +110,21 @@ void PromptState::add_carried_adjoint(int64_t slot, int64_t part, int64_t positi
 }
 
 at::Tensor PromptState::routes(int64_t router, int64_t begin, int64_t count) const {
-  return routes_.at(router).narrow(0, begin, count).to(at::kLong);
+  const Routes& routes = routes_.at(router);
+  return routes.written.contains(begin) ? routes.chosen.narrow(0, begin, count).to(at::kLong) : at::Tensor();
 }
 
 void PromptState::write_routes(int64_t router, int64_t begin, const at::Tensor& chosen_Sk) {
-  routes_.at(router).narrow(0, begin, chosen_Sk.size(0)).copy_(chosen_Sk);
+  Routes& routes = routes_.at(router);
+  routes.chosen.narrow(0, begin, chosen_Sk.size(0)).copy_(chosen_Sk);
+  routes.written.insert(begin);
 }
 
-uint64_t PromptState::selection_hash(int64_t slot, int64_t begin) const { return slots_.at(slot).selections.at(begin); }
+std::optional<uint64_t> PromptState::selection_hash(int64_t slot, int64_t begin) const {
+  const auto& selections = slots_.at(slot).selections;
+  const auto found = selections.find(begin);
+  return found == selections.end() ? std::nullopt : std::optional(found->second);
+}
 
 void PromptState::write_selection_hash(int64_t slot, int64_t begin, uint64_t hash) { slots_.at(slot).selections[begin] = hash; }
 
@@ -134,7 +141,9 @@ void PromptState::forget_before(int64_t position) {
 void PromptState::leave(int64_t begin) {
   for (Slot& slot : slots_) {
     for (auto& boundaries : slot.carried) boundaries.erase(boundaries.upper_bound(begin), boundaries.end());
+    slot.selections.erase(slot.selections.lower_bound(begin), slot.selections.end());
   }
+  for (Routes& routes : routes_) routes.written.erase(routes.written.lower_bound(begin), routes.written.end());
 }
 
 void PromptState::check_weights(const core::model::Decoder& decoder) const {
@@ -155,7 +164,7 @@ int64_t PromptState::state_bytes() const {
       for (const auto& [position, boundary] : boundaries) bytes += static_cast<int64_t>(boundary.value.nbytes());
     }
   }
-  for (const at::Tensor& routes : routes_) bytes += static_cast<int64_t>(routes.nbytes());
+  for (const Routes& routes : routes_) bytes += static_cast<int64_t>(routes.chosen.nbytes());
   return bytes;
 }
 

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 namespace longstraw {
@@ -50,18 +51,19 @@ class PromptState {
   at::Tensor carried_adjoint(int64_t slot, int64_t part, int64_t position) const;
   void add_carried_adjoint(int64_t slot, int64_t part, int64_t position, const at::Tensor& grad);
 
-  // Experts chosen for positions [begin, begin + count) by a router, int64 [count, k].
+  // Experts that a router chose for the `count` tokens of the segment starting at `begin`, int64 [count, k]; undefined if its
+  // capture had no need of that router (of the last layer, say).
   at::Tensor routes(int64_t router, int64_t begin, int64_t count) const;
   void write_routes(int64_t router, int64_t begin, const at::Tensor& chosen_Sk);
-  // Hash of the keys that the segment starting at `begin` selected.
-  uint64_t selection_hash(int64_t slot, int64_t begin) const;
+  // Hash of the keys that the segment starting at `begin` selected; none if its capture had no need to.
+  std::optional<uint64_t> selection_hash(int64_t slot, int64_t begin) const;
   void write_selection_hash(int64_t slot, int64_t begin, uint64_t hash);
 
   // Whoever reads from now on stands at `position` or after it: windowed slots drop what is out of sight, carried values
   // before it go.
   void forget_before(int64_t position);
 
-  // The sweep has left the node whose first token stands at `begin`: the carried values it made go.
+  // The sweep has left the node whose first token stands at `begin`: the carried values it made go, and its choices.
   void leave(int64_t begin);
 
   // The state belongs to the weights that made it: throws if they have changed since (an optimizer step, a load).
@@ -93,7 +95,11 @@ class PromptState {
   };
 
   std::vector<Slot> slots_;
-  std::vector<at::Tensor> routes_;  // by router, [capacity, k]
+  struct Routes {
+    at::Tensor chosen;          // [capacity, k]
+    std::set<int64_t> written;  // first positions of the segments that are in it
+  };
+  std::vector<Routes> routes_;  // by router
   at::ScalarType wide_;
   int64_t capacity_;
   int64_t adjoint_begin_;

@@ -145,6 +145,7 @@ at::Tensor SegmentExecution::choose_experts(int64_t router, const at::Tensor& sc
   if (options_.state_use == StateUse::kWrite) state.write_routes(router, options_.past.tokens, chosen_Sk);
   if (options_.state_use != StateUse::kVerify) return chosen_Sk;
   const at::Tensor captured_Sk = state.routes(router, options_.past.tokens, chosen_Sk.size(0));
+  if (!captured_Sk.defined()) return chosen_Sk;
   if (!at::equal(captured_Sk, chosen_Sk)) ++changed_choices_;
   return captured_Sk;
 }

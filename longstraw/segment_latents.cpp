@@ -81,7 +81,7 @@ void SegmentExecution::select_keys(const IndexerSpec& spec, const at::Tensor& qu
   if (options_.state_use == StateUse::kLeave) return;
   const uint64_t hash = selection_hash(selection_);
   if (options_.state_use == StateUse::kWrite) state->write_selection_hash(spec.slot, options_.past.tokens, hash);
-  else if (state->selection_hash(spec.slot, options_.past.tokens) != hash) ++changed_choices_;
+  else if (state->selection_hash(spec.slot, options_.past.tokens).value_or(hash) != hash) ++changed_choices_;
 }
 
 void SegmentExecution::keep_index_keys(const IndexerSpec& spec, const at::Tensor& key_Sd) {

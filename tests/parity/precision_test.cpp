@@ -4,6 +4,7 @@
 
 #include "reference/gradient.h"
 #include "tests/support/closeness.h"
+#include "tests/support/families.h"
 #include "tests/support/fixture.h"
 
 #include <ATen/ATen.h>
@@ -17,31 +18,27 @@ using core::data::Batch;
 using core::model::Decoder;
 using core::model::StepGradient;
 
-struct Family {
-  const char* name;
-  nlohmann::json changes;
-};
-
 // Wide and long enough that roundings average out.
-std::vector<Family> families() {
-  return {
-      {"llama", {{"model_type", "llama"}}},
-      {"llama_tied", {{"model_type", "llama"}, {"tie_word_embeddings", true}}},
-      {"mistral_window", {{"model_type", "mistral"}, {"sliding_window", 24}}},
-      {"qwen2_mixed", {{"model_type", "qwen2"}, {"use_sliding_window", true}, {"sliding_window", 20}, {"max_window_layers", 1}}},
-      {"qwen3", {{"model_type", "qwen3"}}}};
-}
-
-nlohmann::json config_of(const Family& family) {
-  auto config = test::tiny_config({{"hidden_size", 64},
-                                   {"intermediate_size", 128},
-                                   {"num_attention_heads", 4},
-                                   {"num_key_value_heads", 2},
-                                   {"head_dim", 16},
-                                   {"num_hidden_layers", 3},
-                                   {"vocab_size", 96}});
-  config.merge_patch(family.changes);
-  return config;
+std::vector<test::Family> families() {
+  std::vector<test::Family> all;
+  const auto dense = [&](const char* name, const nlohmann::json& changes) {
+    auto config = test::tiny_config({{"hidden_size", 64},
+                                     {"intermediate_size", 128},
+                                     {"num_attention_heads", 4},
+                                     {"num_key_value_heads", 2},
+                                     {"head_dim", 16},
+                                     {"num_hidden_layers", 3},
+                                     {"vocab_size", 96}});
+    config.merge_patch(changes);
+    all.push_back({name, config});
+  };
+  dense("llama", {{"model_type", "llama"}});
+  dense("llama_tied", {{"model_type", "llama"}, {"tie_word_embeddings", true}});
+  dense("mistral_window", {{"model_type", "mistral"}, {"sliding_window", 24}});
+  dense("qwen2_mixed", {{"model_type", "qwen2"}, {"use_sliding_window", true}, {"sliding_window", 20}, {"max_window_layers", 1}});
+  dense("qwen3", {{"model_type", "qwen3"}});
+  for (auto& family : test::wide_families()) all.push_back(std::move(family));
+  return all;
 }
 
 Batch batch_of(uint64_t seed) {
@@ -68,9 +65,9 @@ double whole(const Decoder& decoder, const StepGradient& got, const StepGradient
 
 TEST(Precision, Float32IsWithinTheBoundsOfTheDesign) {
   double worst_distance = 0.0, worst_ratio = 0.0;
-  for (const Family& family : families()) {
-    const auto single = test::tiny_decoder(config_of(family), at::kFloat),
-               exact = test::tiny_decoder(config_of(family), at::kDouble);
+  for (const test::Family& family : families()) {
+    const auto single = test::tiny_decoder(family.config, at::kFloat),
+               exact = test::tiny_decoder(family.config, at::kDouble);
     for (const auto arm : {PromptGradient::kExact, PromptGradient::kDetached, PromptGradient::kTail}) {
       const Batch batch = batch_of(11);
       const auto reference = reference_step(*single, batch, arm), truth = reference_step(*exact, batch, arm);
@@ -88,9 +85,9 @@ TEST(Precision, Float32IsWithinTheBoundsOfTheDesign) {
 
 TEST(Precision, Bfloat16ErrorIsNoLargerThanTheReferences) {
   double worst = 0.0;
-  for (const Family& family : families()) {
-    const auto half = test::tiny_decoder(config_of(family), at::kBFloat16),
-               single = test::tiny_decoder(config_of(family), at::kFloat);
+  for (const test::Family& family : families()) {
+    const auto half = test::tiny_decoder(family.config, at::kBFloat16),
+               single = test::tiny_decoder(family.config, at::kFloat);
     // The same weights on both sides: those that bfloat16 holds.
     {
       const at::NoGradGuard no_grad;
@@ -104,7 +101,7 @@ TEST(Precision, Bfloat16ErrorIsNoLargerThanTheReferences) {
       theirs += std::pow(whole(*single, reference_step(*half, batch, PromptGradient::kExact), truth), 2);
     }
     const double ratio = std::sqrt(ours / theirs);
-    printf("    bfloat16 %-16s error %.2e, the reference's %.2e, ratio %.3f\n", family.name, std::sqrt(ours / 6),
+    printf("    bfloat16 %-16s error %.2e, the reference's %.2e, ratio %.3f\n", family.name.c_str(), std::sqrt(ours / 6),
            std::sqrt(theirs / 6), ratio);
     EXPECT_LE(ratio, 1.1) << family.name;
     worst = std::max(worst, ratio);
@@ -113,10 +110,10 @@ TEST(Precision, Bfloat16ErrorIsNoLargerThanTheReferences) {
 
 // Step 1 may agree and step 2 not: parameters after many steps, each from its own gradients.
 TEST(Precision, TwentyOptimizerStepsEndAtTheSameParameters) {
-  for (const Family& family : families()) {
+  for (const test::Family& family : families()) {
     std::vector<std::unique_ptr<Decoder>> decoders;
     for (const bool exact : {true, false}) {
-      auto decoder = test::tiny_decoder(config_of(family), at::kDouble);
+      auto decoder = test::tiny_decoder(family.config, at::kDouble);
       std::vector<at::Tensor> values;
       for (const auto& parameter : decoder->parameters()) values.push_back(parameter->value);
       torch::optim::AdamW optimizer(values, torch::optim::AdamWOptions(1e-2));
@@ -130,14 +127,14 @@ TEST(Precision, TwentyOptimizerStepsEndAtTheSameParameters) {
       decoders.push_back(std::move(decoder));
     }
     std::vector<at::Tensor> got, wanted, start;
-    const auto untouched = test::tiny_decoder(config_of(family), at::kDouble);
+    const auto untouched = test::tiny_decoder(family.config, at::kDouble);
     for (const auto& parameter : untouched->parameters()) start.push_back(parameter->value.detach());
     for (size_t i = 0; i < decoders[0]->parameters().size(); ++i) {
       got.push_back(decoders[0]->parameters()[i]->value.detach());
       wanted.push_back(decoders[1]->parameters()[i]->value.detach());
     }
     const auto error = test::gradient_error(*decoders[0], got, wanted);
-    printf("    after 20 AdamW steps, %-16s relative distance %.2e, worst %.2e\n", family.name, error.whole, error.worst);
+    printf("    after 20 AdamW steps, %-16s relative distance %.2e, worst %.2e\n", family.name.c_str(), error.whole, error.worst);
     EXPECT_LE(error.whole, 1e-9) << family.name;
     EXPECT_GT(test::gradient_error(*decoders[0], got, start).whole, 1e-2) << "the steps went nowhere";
 
