@@ -41,9 +41,9 @@ ScaleBlocks read_scale_blocks(const JsonReader& config) {
   const JsonReader section = config.section("quantization_config");
   constexpr auto kWanted =
       "of quantized checkpoints only fp8 (e4m3) with one scale a block of weights is supported; convert it to bf16, fp16 or fp32";
+  if (!section.has("quant_method")) section.refuse("quant_method", "fp8");
   for (const auto& [key, wanted] : {std::pair{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}}) {
-    const bool required = std::string_view(key) == "quant_method";
-    if (section.has(key) || required ? section.text(key, "") != wanted : false) section.unsupported(key, kWanted);
+    if (section.text(key, wanted) != wanted) section.unsupported(key, kWanted);
   }
   if (!section.is_present("weight_block_size")) return blocks;  // the default of transformers
   const auto* size = section.has("weight_block_size") ? &section.json().at("weight_block_size") : nullptr;

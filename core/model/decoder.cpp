@@ -8,6 +8,14 @@
 
 namespace longstraw::core::model {
 
+std::vector<std::shared_ptr<Parameter>> Decoder::constants() const {
+  std::vector<std::shared_ptr<Parameter>> constants;
+  for (const auto& parameter : parts_.builder.parameters) {
+    if (!parameter->trained) constants.push_back(parameter);
+  }
+  return constants;
+}
+
 int64_t Decoder::layers_with_state() const {
   int64_t last = 0;
   for (const MixerState& state : states()) last = std::max(last, state.layer + 1);

@@ -36,6 +36,8 @@ class Decoder {
   const Architecture& architecture() const { return parts_.architecture; }
   // In the order of the checkpoint's layers, without constants; tied embeddings appear once, under the embedding's name.
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return parameters_; }
+  // What is never trained: a router's balancing constant.
+  std::vector<std::shared_ptr<Parameter>> constants() const;
   const std::vector<MixerState>& states() const { return parts_.builder.states; }
   const std::vector<Router>& routers() const { return parts_.builder.routers; }
   const std::vector<Layer>& blocks() const { return parts_.layers; }

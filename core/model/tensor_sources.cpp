@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <set>
 
@@ -245,9 +244,10 @@ StoredTensor matrix_of(const StoredTensor& tensor, std::optional<int64_t> matrix
 at::Tensor read_scaled(const TensorSource& source, const ScaleBlocks& blocks, at::ScalarType dtype) {
   const auto& [file, tensor] = source.stored;
   const at::Tensor scales = read_tensor(*source.scales->file, matrix_of(*source.scales->tensor, source.expert));
-  // The largest 8-bit value is 448; the product must not leave what the dtype's exponent can hold.
+  // The largest 8-bit value is 448; the product must be a number in every dtype of a run, bfloat16 included.
+  constexpr double kLargest = 0x1.fep127;
   const double largest = scales.numel() == 0 ? 0.0 : scales.to(at::kDouble).abs().max().item<double>() * 448.0;
-  if (largest > double(std::numeric_limits<float>::max())) {
+  if (largest > kLargest) {
     throw FormatError(fmt::format("{}: tensor {}: a scale of {}, which makes weights that are not finite numbers",
                                   source.scales->file->path().string(), source.scales->tensor->name, largest / 448.0));
   }
