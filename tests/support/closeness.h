@@ -29,9 +29,15 @@ GradientError gradient_error(const core::model::Decoder& decoder, const std::vec
 //
 // A value that passes through n dependent roundings, each of relative size u (half an epsilon) and independent of the
 // others, is off by about u·sqrt(n) (Higham and Mary 2019, "A new approach to probabilistic rounding error analysis").
-// The longest chain in a layer runs through its dot products: D for the norms, D for q/k/v, d for the scores, `tokens`
-// for the softmax and for the values, H·d for the output projection, D and I in the MLP; a backward pass is twice as long again;
-// the output layer adds D and V. The constant 4 is for the cancellation in the sums (a sum is smaller than its terms).
+// The longest chain in a block runs through its dot products and, with n tokens, through
+//   attention           D for q/k/v, d for the scores, n for the softmax and n for the values, H·d for the output projection
+//   latent attention    D and the latent's (or the queries') size for the norm and for what is made of it, then as above
+//   gated delta rule    D, the convolution, dk for the unit length, (dk + 5) a token for the state (read it, subtract, times β,
+//                       outer product, decay, add), dk to read it, dv for the norm, H·dv for the output projection
+//   Mamba-2             D, the convolution, 3 a token for the state, N to read it, H·P for the norm and for the projection
+//   MLP, experts        D and I; or, through the weights of a router, D and E; the sum over the chosen
+// with D for the norm before it; of blocks side by side the longest counts. A backward pass is twice as long again; the output
+// layer adds D and V. The constant 4 is for the cancellation in the sums (a sum is smaller than its terms).
 double rounding_bound(const core::model::Decoder& decoder, int64_t tokens, at::ScalarType dtype);
 
 }  // namespace longstraw::test

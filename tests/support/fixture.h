@@ -18,11 +18,15 @@ namespace longstraw::test {
 std::filesystem::path golden_folder(const std::string& variant);
 std::vector<std::string> golden_variants();  // in alphabetical order; throws if there is none
 
+// The first variant of each model_type, in alphabetical order of the variants.
+std::vector<std::string> golden_families();
+
 using Tensors = std::map<std::string, at::Tensor>;
 Tensors read_tensors(const std::filesystem::path& file);
 void write_tensors(const std::filesystem::path& file, const Tensors& tensors);
 
-// golden_<tag>.safetensors of a variant ("f64", "f32"), with its inputs as a batch.
+// golden_<tag>.safetensors of a variant ("f64", "f32"), with its inputs as a batch. Gradients under the decoder's names of
+// its parameters, where the checkpoint has others (one tensor for all experts, a prefix).
 struct Golden {
   Tensors tensors;
   core::data::Batch batch;                                // one prompt
