@@ -43,6 +43,8 @@ void add_gradients(CLI::App& program, Action& chosen);
 void add_generate(CLI::App& program, Action& chosen);
 void add_compare(CLI::App& program, Action& chosen);
 void add_inspect(CLI::App& program, Action& chosen);
+// `command`: the whole command line, kept in the study.
+void add_study(CLI::App& program, Action& chosen, const std::string& command);
 
 void print_config(const RunConfig& config);
 

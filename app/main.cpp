@@ -34,6 +34,7 @@ ExitStatus run(int argc, char** argv) {
   add_generate(program, chosen);
   add_compare(program, chosen);
   add_inspect(program, chosen);
+  add_study(program, chosen, fmt::format("longstraw {}", fmt::join(argv + 1, argv + argc, " ")));
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

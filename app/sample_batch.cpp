@@ -25,8 +25,8 @@ bool tokenizer_in(const fs::path& folder) {
   return false;
 }
 
-std::vector<int64_t> stop_ids(const RunConfig& config, const Decoder& decoder) {
-  return config.rollout.stop_token_ids ? *config.rollout.stop_token_ids : decoder.architecture().eos_ids;
+std::vector<int64_t> stop_ids(const core::data::RolloutConfig& rollout, const Decoder& decoder) {
+  return rollout.stop_token_ids ? *rollout.stop_token_ids : decoder.architecture().eos_ids;
 }
 
 }  // namespace
@@ -52,7 +52,8 @@ PromptSampler::PromptSampler(const RunConfig& config, Progress& progress) : conf
   progress.done();
 }
 
-std::vector<int64_t> PromptSampler::prompt_ids(const Decoder& decoder, const PromptRow& row) {
+std::vector<int64_t> PromptSampler::encode(const Decoder& decoder, size_t index) {
+  const PromptRow& row = rows_.at(index);
   const std::vector<int64_t> ids = row.prompt_ids ? *row.prompt_ids : scoring_->encode(row.prompt);
   const int64_t vocab = decoder.architecture().vocab;
   const auto outside = std::find_if(ids.begin(), ids.end(), [&](int64_t id) { return id < 0 || id >= vocab; });
@@ -76,16 +77,21 @@ void PromptSampler::score(const PromptRow& row, SampledGroup& sampled) {
 }
 
 SampledGroup PromptSampler::sample(const Decoder& decoder, size_t index) {
+  return sample(decoder, index, encode(decoder, index), config_.rollout);
+}
+
+SampledGroup PromptSampler::sample(const Decoder& decoder, size_t index, std::vector<int64_t> prompt_ids,
+                                   const core::data::RolloutConfig& rollout) {
   const PromptRow& row = rows_.at(index);
-  progress_.begin(fmt::format("sampling {} responses to prompt {}", config_.rollout.num_generations, row.prompt_id));
+  progress_.begin(fmt::format("sampling {} responses to prompt {}", rollout.num_generations, row.prompt_id));
   SampledGroup sampled;
   sampled.prompt = row.prompt;
   sampled.group.prompt_id = row.prompt_id;
-  sampled.group.prompt_ids = prompt_ids(decoder, row);
+  sampled.group.prompt_ids = std::move(prompt_ids);
   const auto at_token = [this](int64_t tokens) { progress_.at(fmt::format("{} tokens", tokens)); };
   auto responses = sample_group(decoder, sampled.group.prompt_ids, index,
-                                {.rollout = config_.rollout,
-                                 .stop_token_ids = stop_ids(config_, decoder),
+                                {.rollout = rollout,
+                                 .stop_token_ids = stop_ids(rollout, decoder),
                                  .segment_tokens = config_.longstraw.segment_tokens,
                                  .progress = at_token});
   std::vector<std::vector<int64_t>> ids;

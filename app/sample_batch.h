@@ -31,11 +31,15 @@ class PromptSampler {
 
   size_t prompts() const { return rows_.size(); }
   const std::string& prompt_id(size_t row) const { return rows_.at(row).prompt_id; }
-  // A row's responses do not depend on which other rows are sampled. FormatError for prompt ids outside the vocabulary.
+  // A row's prompt in tokens. FormatError for none, and for ids outside the vocabulary.
+  std::vector<int64_t> encode(const core::model::Decoder& decoder, size_t row);
+  // A row's responses do not depend on which other rows are sampled. Throws as encode does.
   SampledGroup sample(const core::model::Decoder& decoder, size_t row);
+  // The same behind other tokens than the row's own prompt, and with other settings than the configuration's.
+  SampledGroup sample(const core::model::Decoder& decoder, size_t row, std::vector<int64_t> prompt_ids,
+                      const core::data::RolloutConfig& rollout);
 
  private:
-  std::vector<int64_t> prompt_ids(const core::model::Decoder& decoder, const core::data::PromptRow& row);
   void score(const core::data::PromptRow& row, SampledGroup& sampled);
 
   const RunConfig& config_;
