@@ -62,15 +62,13 @@ void check_shapes(const SparseInput& input) {
 // Consecutive queries attended in one go.
 struct Tile {
   int64_t begin = 0, queries = 0;
-  int64_t keys = 0;                      // the longest list among them
-  bool ragged = false;                   // some list is shorter
-  int64_t own_begin = 0, own_count = 0;  // their listed keys that are not of the past: a range of Plan::own_place
+  int64_t keys = 0;     // the longest list among them
+  bool ragged = false;  // some list is shorter
+  bool own = false;     // some listed key is not of the past
 };
 
-// What the calls' tiles share: where each listed key is found.
 struct Plan {
   at::Tensor first_row_S1;  // row of own_key of the span's first token, less the tokens of the past
-  at::Tensor own_place;     // flat places in positions_SK of the keys that are not of the past, rising; undefined: no past
   std::vector<Tile> tiles;
 };
 
@@ -99,25 +97,16 @@ Plan make_plan(const SparseInput& input) {
   plan.first_row_S1 = at::tensor(first_row, at::kLong).unsqueeze(1).to(input.query_SHd.device());
   check_visible(input, plan.first_row_S1);
 
-  const auto listed = per_row(input.positions_SK.ge(0).sum(1));
-  const at::Tensor own_SK = input.positions_SK.ge(past);
-  std::vector<int64_t> own(static_cast<size_t>(rows), 0);
-  if (past > 0) {
-    own = per_row(own_SK.sum(1));
-    plan.own_place = own_SK.view({-1}).nonzero().squeeze(1);
-  }
+  const auto listed = per_row(input.positions_SK.ge(0).sum(1)), own = per_row(input.positions_SK.ge(past).sum(1));
   const int64_t d = input.query_SHd.size(2), heads = input.query_SHd.size(1);
   const int64_t step = tile_queries(input.positions_SK.size(1) * (d + 2 * heads), input.query_SHd.device().type());
-  int64_t own_begin = 0;
   for (int64_t begin = 0; begin < rows; begin += step) {
-    Tile tile{.begin = begin, .queries = std::min(step, rows - begin), .own_begin = own_begin};
-    for (int64_t row = begin; row < begin + tile.queries; ++row) {
-      const int64_t keys = listed[static_cast<size_t>(row)];
-      tile.ragged = tile.ragged || (row > begin && keys != tile.keys);
-      tile.keys = std::max(tile.keys, keys);
-      tile.own_count += own[static_cast<size_t>(row)];
+    Tile tile{.begin = begin, .queries = std::min(step, rows - begin)};
+    for (auto row = static_cast<size_t>(begin); row < static_cast<size_t>(begin + tile.queries); ++row) {
+      tile.ragged = tile.ragged || (tile.begin != static_cast<int64_t>(row) && listed[row] != tile.keys);
+      tile.keys = std::max(tile.keys, listed[row]);
+      tile.own = tile.own || own[row] > 0;
     }
-    own_begin += tile.own_count;
     plan.tiles.push_back(tile);
   }
   return plan;
@@ -128,38 +117,32 @@ at::ScalarType product_dtype(const at::Tensor& query) {
   return query.device().is_cpu() ? wide(query.scalar_type()) : query.scalar_type();
 }
 
-// A tile's listed keys, and where each is found.
+// A tile's listed keys.
 struct Gathered {
   at::Tensor position_QK;  // -1: none
-  at::Tensor own_place;    // flat places of keys that are not of the past; undefined: all are, or none is
-  at::Tensor key_QKd;      // keys of places without a position are any that the query's span sees
+  at::Tensor key_QKd;      // of a place without a position any key that the query's span sees
 };
 
-at::Tensor own_rows(const SparseInput& input, const Plan& plan, const Tile& tile, const at::Tensor& position_QK) {
+// Rows of own_key, given positions of the tile's queries, of any shape that broadcasts with one number a query.
+at::Tensor own_rows(const Plan& plan, const Tile& tile, const at::Tensor& position_QK) {
   return position_QK.clamp_min(0).add(plan.first_row_S1.narrow(0, tile.begin, tile.queries)).view({-1});
 }
 
 Gathered gather(const SparseInput& input, const Plan& plan, const Tile& tile) {
-  Gathered result;
-  result.position_QK = input.positions_SK.narrow(0, tile.begin, tile.queries).narrow(1, 0, tile.keys);
+  const at::Tensor position_QK = input.positions_SK.narrow(0, tile.begin, tile.queries).narrow(1, 0, tile.keys);
   const int64_t past = past_tokens(input);
   at::Tensor keys;
   if (past == 0) {
-    keys = input.own_key_Sd.index_select(0, own_rows(input, plan, tile, result.position_QK));
+    keys = input.own_key_Sd.index_select(0, own_rows(plan, tile, position_QK));
   } else {
-    keys = input.past_key_Nd.index_select(0, result.position_QK.clamp(0, past - 1).view({-1}));
+    keys = input.past_key_Nd.index_select(0, position_QK.clamp(0, past - 1).view({-1}));
+    if (tile.own) {
+      const at::Tensor place = position_QK.ge(past).view({-1}).nonzero().squeeze(1);
+      const at::Tensor row = own_rows(plan, tile, position_QK).index_select(0, place);
+      keys.index_copy_(0, place, input.own_key_Sd.index_select(0, row));
+    }
   }
-  if (tile.own_count > 0) {
-    const int64_t width = input.positions_SK.size(1);
-    const at::Tensor place = plan.own_place.narrow(0, tile.own_begin, tile.own_count);
-    const at::Tensor row = place.div(width, "floor");
-    result.own_place = (row - tile.begin) * tile.keys + place.remainder(width);
-    const at::Tensor from =
-        input.positions_SK.view({-1}).index_select(0, place).add(plan.first_row_S1.view({-1}).index_select(0, row));
-    keys.index_copy_(0, result.own_place, input.own_key_Sd.index_select(0, from));
-  }
-  result.key_QKd = keys.to(product_dtype(input.query_SHd)).view({tile.queries, tile.keys, -1});
-  return result;
+  return {position_QK, keys.to(product_dtype(input.query_SHd)).view({tile.queries, tile.keys, -1})};
 }
 
 // alpha · a b, of each query, wide: what a matrix product of bfloat16 sums in float32 is not rounded before its use.
@@ -226,9 +209,8 @@ void scatter(const SparseInput& input, const Plan& plan, const Tile& tile, const
              SparseGradients& result, const PastAdjoint& past_adjoint) {
   const int64_t past = past_tokens(input);
   const at::Tensor position_N = gathered.position_QK.to(at::kLong).reshape({-1});
-  if (past == 0 || tile.own_count > 0) {
-    const at::Tensor row_N = own_rows(input, plan, tile, gathered.position_QK.to(at::kLong));
-    add_rows(result.own_key_Sd, row_N.masked_fill(position_N.lt(past), -1), grad_Nd);
+  if (tile.own) {
+    add_rows(result.own_key_Sd, own_rows(plan, tile, gathered.position_QK).masked_fill_(position_N.lt(past), -1), grad_Nd);
   }
   if (past > 0 && past_adjoint.sum_Md.defined() && past_adjoint.from < past) {
     add_rows(past_adjoint.sum_Md, (position_N - past_adjoint.from).clamp_min(-1).masked_fill(position_N.ge(past), -1), grad_Nd);
@@ -305,11 +287,10 @@ int64_t sparse_attention_bytes(int64_t rows, int64_t heads, int64_t key_size, in
   const int64_t queries = std::min(rows, tile_queries(listed * (key_size + 2 * heads), device));
   const auto high = static_cast<int64_t>(c10::elementSize(wide(dtype))), given = static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t low = device == c10::kCPU ? high : given;
-  // Gathered keys, as given and for the products, and their gradients; scores, their gradients and both for the products;
-  // three lists of rows.
-  const int64_t keys = key_size * (low == given ? 2 * low : 2 * low + given),
-                scores = heads * (2 * high + (low == high ? 2 : 4) * low);
-  return queries * listed * (keys + scores + 3 * static_cast<int64_t>(sizeof(int64_t)));
+  // Of each listed key the key and its gradient, score, gradient of score and both for the products, and two lists of rows;
+  // of each query the right side of the last product.
+  const int64_t of_key = 2 * key_size * low + heads * (2 * high + (low == high ? 2 : 4) * low) + 2 * int64_t{sizeof(int64_t)};
+  return queries * (listed * of_key + 2 * heads * key_size * low);
 }
 
 }  // namespace longstraw

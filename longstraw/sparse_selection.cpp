@@ -3,6 +3,7 @@
 #include "core/base/errors.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -20,8 +21,6 @@ constexpr int64_t kCpuTileElements = int64_t{1} << 19;
 constexpr int64_t kGpuTileElements = int64_t{1} << 24;
 constexpr int64_t kKeyBlock = 4096;
 
-int64_t tile_elements(const at::Tensor& tensor) { return tensor.device().is_cpu() ? kCpuTileElements : kGpuTileElements; }
-
 int64_t past_tokens(const SelectionInput& input) { return input.past_key_Nd.defined() ? input.past_key_Nd.size(0) : 0; }
 
 int64_t longest_span(const std::vector<Span>& spans) {
@@ -30,18 +29,28 @@ int64_t longest_span(const std::vector<Span>& spans) {
   return longest;
 }
 
-SelectionTiling resolve(const SelectionInput& input, SelectionTiling tiling) {
-  if (tiling.key_block <= 0) tiling.key_block = std::max(kKeyBlock, 2 * input.top_k);  // half a merge's work is new keys
-  if (tiling.query_tile <= 0) {
-    tiling.query_tile = std::clamp<int64_t>(tile_elements(input.query_Shd) / tiling.key_block, 1, input.query_Shd.size(0));
-  }
-  return tiling;
+struct Cut {
+  int64_t key_block, query_tile;
+  int64_t heads;  // in one matrix product: a few queries (decoding) would leave it too small otherwise
+};
+
+Cut make_cut(const SelectionSize& size, const SelectionTiling& tiling) {
+  const int64_t elements = size.device == c10::kCPU ? kCpuTileElements : kGpuTileElements;
+  Cut cut{tiling.key_block, tiling.query_tile, 1};
+  if (cut.key_block <= 0) cut.key_block = std::max(kKeyBlock, 2 * size.top_k);  // of a merge two thirds are new keys
+  if (cut.query_tile <= 0) cut.query_tile = std::clamp<int64_t>(elements / cut.key_block, 1, size.rows);
+  cut.heads = std::clamp<int64_t>(elements / (cut.query_tile * cut.key_block), 1, size.heads);
+  return cut;
 }
 
-// Heads whose products are made in one matrix product: a few queries (decoding) would leave it too small otherwise.
-int64_t heads_at_once(const SelectionInput& input, const SelectionTiling& tiling) {
-  const int64_t one = tiling.query_tile * tiling.key_block;
-  return std::clamp<int64_t>(tile_elements(input.query_Shd) / one, 1, input.query_Shd.size(1));
+SelectionSize size_of(const SelectionInput& input) {
+  return {.rows = input.query_Shd.size(0),
+          .heads = input.query_Shd.size(1),
+          .head_dim = input.query_Shd.size(2),
+          .keys = past_tokens(input) + longest_span(input.spans),
+          .top_k = input.top_k,
+          .dtype = input.query_Shd.scalar_type(),
+          .device = input.query_Shd.device().type()};
 }
 
 void check(const SelectionInput& input) {
@@ -74,10 +83,10 @@ void keep_largest(Best& best, int64_t k) {
   const int64_t rows = best.score_QK.size(0);
   if (best.score_QK.size(1) <= k) return;
   const at::Tensor least_Q1 = std::get<0>(best.score_QK.topk(k, -1, /*largest=*/true, /*sorted=*/false)).amin(-1, /*keepdim=*/true);
-  at::Tensor keep = best.score_QK.gt(least_Q1);
-  const at::Tensor equal = best.score_QK.eq(least_Q1);
+  at::Tensor keep = best.score_QK.gt(least_Q1), equal = best.score_QK.eq(least_Q1);
   const at::Tensor room_Q1 = k - keep.sum(-1, /*keepdim=*/true, at::kInt);
-  keep.logical_or_(equal.logical_and(equal.cumsum(-1, at::kInt).le(room_Q1)));
+  equal.logical_and_(equal.to(at::kInt).cumsum_(-1).le(room_Q1));
+  keep.logical_or_(equal);
   best = {best.score_QK.masked_select(keep).view({rows, k}), best.position_QK.masked_select(keep).view({rows, k})};
 }
 
@@ -133,22 +142,22 @@ void append_own(Best& best, const Scorer& scorer, const at::Tensor& own_key_Sd, 
   }
 }
 
-void select_tile(const SelectionInput& input, const SelectionTiling& tiling, int64_t begin, int64_t end, at::Tensor& positions_SK) {
-  const int64_t past = past_tokens(input), heads = heads_at_once(input, tiling);
+void select_tile(const SelectionInput& input, const Cut& cut, int64_t begin, int64_t end, at::Tensor& positions_SK) {
+  const int64_t past = past_tokens(input);
   const auto scorer = [&](int64_t first, int64_t last) {
     return Scorer{input.query_Shd.narrow(0, first, last - first).to(input.weight_Sh.scalar_type()),
-                  input.weight_Sh.narrow(0, first, last - first), heads};
+                  input.weight_Sh.narrow(0, first, last - first), cut.heads};
   };
   Best of_past;
   const Scorer tile = scorer(begin, end);
-  for (int64_t key = 0; key < past; key += tiling.key_block) {
-    append(of_past, tile.score_QB(input.past_key_Nd.narrow(0, key, std::min(tiling.key_block, past - key))), key, input.top_k);
+  for (int64_t key = 0; key < past; key += cut.key_block) {
+    append(of_past, tile.score_QB(input.past_key_Nd.narrow(0, key, std::min(cut.key_block, past - key))), key, input.top_k);
   }
   for (const Span& span : input.spans) {
     const int64_t first = std::max(begin, span.begin), last = std::min(end, span.end);
     if (first >= last) continue;
     Best best = rows_of(of_past, first - begin, last - first);
-    append_own(best, scorer(first, last), input.own_key_Sd, span, first, last, past, input, tiling.key_block);
+    append_own(best, scorer(first, last), input.own_key_Sd, span, first, last, past, input, cut.key_block);
     // Keys that a query doesn't see come after all that it sees: of equal scores (-inf) the seen ones were kept.
     const auto ids = best.position_QK.options();
     const at::Tensor own_position_Q1 = at::arange(past + first - span.begin, past + last - span.begin, ids).unsqueeze(1);
@@ -175,27 +184,32 @@ void check_spans(const std::vector<Span>& spans, int64_t rows) {
 at::Tensor select_top_keys(const SelectionInput& input, const SelectionTiling& tiling) {
   check(input);
   const at::NoGradGuard no_grad;
-  const int64_t rows = input.query_Shd.size(0);
-  const int64_t width = std::min(input.top_k, past_tokens(input) + longest_span(input.spans));
+  const SelectionSize size = size_of(input);
+  const int64_t rows = size.rows, width = std::min(size.top_k, size.keys);
   at::Tensor positions_SK = at::full({rows, width}, -1, input.query_Shd.options().dtype(at::kInt).requires_grad(false));
-  const SelectionTiling cut = resolve(input, tiling);
+  const Cut cut = make_cut(size, tiling);
   for (int64_t begin = 0; begin < rows; begin += cut.query_tile) {
     select_tile(input, cut, begin, std::min(begin + cut.query_tile, rows), positions_SK);
   }
   return positions_SK;
 }
 
-int64_t selection_bytes(const SelectionInput& input, const SelectionTiling& tiling) {
-  const SelectionTiling cut = resolve(input, tiling);
-  const auto high = static_cast<int64_t>(c10::elementSize(input.weight_Sh.scalar_type()));
-  const int64_t keys = past_tokens(input) + longest_span(input.spans);
-  const int64_t block = std::min(cut.key_block, keys), merged = std::min(input.top_k + cut.key_block, keys);
-  const int64_t queries = std::min(cut.query_tile, input.query_Shd.size(0));
-  const int64_t products = queries * block * high * (heads_at_once(input, cut) + 1);
-  // Scores and positions, the two parts and joined, and the merge's sum over ties and three masks.
-  const int64_t merge = queries * (2 * merged * (high + 4) + merged * (4 + 3));
-  const int64_t operands = (queries * input.query_Shd.size(1) + block) * input.query_Shd.size(2) * high;
-  return operands + std::max(products, queries * block * high + merge);
+int64_t selection_bytes(const SelectionSize& size) {
+  const Cut cut = make_cut(size, {});
+  const at::ScalarType wide = size.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const auto high = static_cast<int64_t>(c10::elementSize(wide));
+  const int64_t queries = std::min(cut.query_tile, size.rows), block = std::min(cut.key_block, size.keys);
+  const int64_t best = std::min(size.top_k, size.keys), merged = std::min(best + block, size.keys);
+  const int64_t pair = high + 4;  // a score and its position
+  const int64_t converted = size.dtype == wide ? 0 : block * size.head_dim * high;
+  const int64_t scoring = queries * (best * pair + (cut.heads + 1) * block * high + cut.heads * size.head_dim * high) + converted;
+  // Merging: the block's scores, all candidates and two masks; then the candidates kept and, of each candidate, one number
+  // (with several threads two) with which LibTorch finds where it goes: more than the count among equal ones before.
+  const int64_t select = best * pair + (at::get_num_threads() > 1 ? 16 : 8) * merged;
+  const bool merges = merged > best;
+  const int64_t merging = merges ? queries * (block * high + merged * (pair + 2) + select) : 0;
+  const int64_t wide_queries = size.dtype == wide ? 0 : queries * size.heads * size.head_dim * high;
+  return wide_queries + std::max(scoring, merging);
 }
 
 uint64_t selection_hash(const at::Tensor& positions_SK) {

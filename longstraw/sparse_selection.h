@@ -43,8 +43,18 @@ struct SelectionTiling {
 // spans don't fit together.
 at::Tensor select_top_keys(const SelectionInput& input, const SelectionTiling& tiling = {});
 
-// Bytes that a call holds at once beside its inputs and its result.
-int64_t selection_bytes(const SelectionInput& input, const SelectionTiling& tiling = {});
+struct SelectionSize {
+  int64_t rows = 0;      // S
+  int64_t heads = 0;     // h
+  int64_t head_dim = 0;  // d
+  int64_t keys = 0;      // N + longest span
+  int64_t top_k = 0;
+  c10::ScalarType dtype = c10::kFloat;  // of queries and keys; weights are wide
+  c10::DeviceType device = c10::kCPU;
+};
+// Bytes that a call with the device's own tiling holds at once beside its inputs and its result, of a long past; of a short one
+// at most.
+int64_t selection_bytes(const SelectionSize& size);
 
 // A number that two selections share only if they are equal (xxHash, 64 bits), from any device: kept of each captured
 // segment, it tells whether its recompute chose otherwise.

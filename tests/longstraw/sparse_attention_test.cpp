@@ -3,6 +3,7 @@
 #include "longstraw/attention_block.h"
 
 #include "core/base/errors.h"
+#include "core/device/memory_meter.h"
 #include "tests/support/closeness.h"
 
 #include <ATen/ATen.h>
@@ -16,6 +17,12 @@
 
 namespace longstraw {
 namespace {
+
+class CountAllocations : public testing::Environment {
+ public:
+  void SetUp() override { core::device::install_counting_allocator(); }
+};
+const auto* const kCounting = testing::AddGlobalTestEnvironment(new CountAllocations);
 
 // float64, inputs of size 1, sums of at most a few hundred terms. Absolute: a query that lists a single key has no
 // gradient through its score at all, only the rounding of one.
@@ -197,6 +204,22 @@ TEST_P(SparseAttentionIn, TheSameInputsGiveTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, SparseAttentionIn, testing::Values(at::kFloat, at::kBFloat16),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+// The plan is a sum of the large tensors; 5 % are left for small ones and for rounding to the allocator's granule.
+TEST_P(SparseAttentionIn, TheBackwardPassHoldsTheBytesItPlans) {
+  at::manual_seed(8);
+  const core::device::MemoryMeter meter(at::kCPU);
+  const Case c = in_dtype(draw_case(kLarge), GetParam());
+  const SparseAttention got = sparse_attend(c.input);
+  const at::Tensor adjoint = at::zeros({900, 72}, at::kFloat);
+  const int64_t before = meter.live_bytes();
+  meter.reset_peak();
+  const SparseGradients grads = sparse_attend_backward(c.input, got, c.grad_SHv, {adjoint, 0});
+  const auto results = static_cast<int64_t>(grads.query_SHd.nbytes() + grads.own_key_Sd.nbytes());
+  const auto held = static_cast<double>(meter.peak_bytes() - before - results);
+  const auto planned = static_cast<double>(sparse_attention_bytes(91, 3, 72, 700, GetParam(), c10::kCPU));
+  EXPECT_NEAR(held, planned, 0.05 * planned);
+}
 
 // Independent of lists: every visible key listed is causal attention over past and own keys.
 TEST(SparseAttention, AllVisibleKeysListedIsDenseAttention) {

@@ -1,6 +1,7 @@
 #include "longstraw/sparse_selection.h"
 
 #include "core/base/errors.h"
+#include "core/device/memory_meter.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -12,6 +13,12 @@
 
 namespace longstraw {
 namespace {
+
+class CountAllocations : public testing::Environment {
+ public:
+  void SetUp() override { core::device::install_counting_allocator(); }
+};
+const auto* const kCounting = testing::AddGlobalTestEnvironment(new CountAllocations);
 
 std::vector<Span> spans_of(const std::vector<int64_t>& lengths) {
   std::vector<Span> spans;
@@ -149,6 +156,21 @@ TEST(SparseSelection, TheHashTellsSelectionsApart) {
   other[3][5] = 24;
   EXPECT_NE(selection_hash(other), selection_hash(positions));
   EXPECT_NE(selection_hash(positions.view({6, 4})), selection_hash(positions));
+}
+
+// The plan is a sum of the large tensors; 5 % are left for small ones and for rounding to the allocator's granule.
+TEST(SparseSelection, HoldsTheBytesItPlansWhateverTheLengthOfThePast) {
+  const core::device::MemoryMeter meter(at::kCPU);
+  for (const int64_t past : {20000, 40000}) {
+    const SelectionInput input = integer_input(past, {150}, 4, 32, 1024);
+    const int64_t before = meter.live_bytes();
+    meter.reset_peak();
+    const at::Tensor positions = select_top_keys(input);
+    const auto held = static_cast<double>(meter.peak_bytes() - before - static_cast<int64_t>(positions.nbytes()));
+    const auto planned = static_cast<double>(
+        selection_bytes({.rows = 150, .heads = 4, .head_dim = 32, .keys = past + 150, .top_k = 1024, .dtype = at::kFloat}));
+    EXPECT_NEAR(held, planned, 0.05 * planned);
+  }
 }
 
 TEST(SparseSelection, RefusesWhatDoesNotFitTogether) {
