@@ -42,6 +42,7 @@ std::string listed(const std::vector<std::string>& names, std::size_t most = 3);
 void find_nonfinite(Deviations& deviations);
 void find_missing(Deviations& deviations);
 void find_zeroed(Deviations& deviations);
+void find_gradient_of_indexer(Deviations& deviations);
 void find_wrong_sign(Deviations& deviations);
 void find_constant_factor(Deviations& deviations);
 void find_exchanged(Deviations& deviations);

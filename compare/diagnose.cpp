@@ -42,6 +42,7 @@ std::vector<Finding> diagnose(const DiagnosisInput& input) {
   find_nonfinite(deviations);
   find_missing(deviations);
   find_zeroed(deviations);
+  find_gradient_of_indexer(deviations);
   find_wrong_sign(deviations);
   find_constant_factor(deviations);
   find_exchanged(deviations);

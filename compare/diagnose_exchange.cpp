@@ -132,6 +132,7 @@ std::optional<std::int64_t> step_before(const Deviations& d, const std::vector<s
 
 void find_exchanged(Deviations& deviations) {
   const auto exchanges = find_exchanges(deviations);
+  std::map<std::string, std::vector<std::string>> experts;
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::string>> layers;
   std::vector<std::string> rest;
   for (const auto& [first, second] : exchanges) {
@@ -139,9 +140,16 @@ void find_exchanged(Deviations& deviations) {
     if (a && b && *a != *b && kind_of(first) == kind_of(second)) {
       auto& names = layers[std::minmax(*a, *b)];
       names.insert(names.end(), {first, second});
+    } else if (const auto e = expert_of(first), f = expert_of(second);
+               e && f && *e != *f && a == b && kind_of(first) == kind_of(second)) {
+      auto& names = experts[fmt::format("layer {}: experts {} and {}", a.value_or(0), std::min(*e, *f), std::max(*e, *f))];
+      names.insert(names.end(), {first, second});
     } else {
       rest.insert(rest.end(), {first, second});
     }
+  }
+  for (const auto& [which, names] : experts) {
+    deviations.add("swapped_experts", fmt::format("{} have each other's gradients in {} parameters", which, names.size()), names);
   }
   for (const auto& [pair, names] : layers) {
     if (names.size() < 4) {

@@ -200,17 +200,23 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-// In the last layer with routed experts that deviate: how much more they do than what every token passes. None: no experts.
+// In the last layer with routed experts that deviate: how much more they do than the shared experts, which every token passes, or
+// than the rest of the layer where there are none. None: no experts.
 std::optional<double> expert_excess(const Deviations& d) {
   const auto& measure = d.input().measure;
   for (auto layer = measure.by_layer.rbegin(); layer != measure.by_layer.rend(); ++layer) {
-    std::vector<double> routed, common;
+    std::vector<double> routed, shared, other;
     for (const auto* p : parameters_of_layer(measure, layer->first)) {
       const std::string kind = kind_of(p->name);
       if (is_indexer(kind) || makes_state(kind) || p->statistics.reference_nonzero == 0) continue;
-      (is_routed(kind) ? routed : common).push_back(p->statistics.relative_l2());
-      if (is_routed(kind) && !d.deviates(p->name)) routed.pop_back();
+      const double error = p->statistics.relative_l2();
+      if (!is_routed(kind)) {
+        (contains(kind, "shared") ? shared : other).push_back(error);
+      } else if (d.deviates(p->name)) {
+        routed.push_back(error);
+      }
     }
+    const auto& common = shared.empty() ? other : shared;
     if (routed.empty() || common.empty()) continue;
     const double floor = median(common);
     return floor > 0 ? median(routed) / floor : HUGE_VAL;
@@ -232,14 +238,18 @@ bool find_changed_recompute(Deviations& d) {
   if (!layer || cuts_the_prompt(d) || !above_agrees(d, *layer) || !readers_agree(d, *layer)) return false;
   const double ratio = state_norm_ratio(d, *layer);
   const auto excess = expert_excess(d);
-  if (!(ratio >= kShortest && ratio <= kLongest) || !excess || !(*excess >= kExpertExcess)) return false;
-  d.add(
-      "stale_route_at_recompute",
-      fmt::format("what acts after the last state agrees; the weights of that state (layer {}) have a gradient of {:.2f} times the "
-                  "length, so nothing is cut, but it was computed from other values; routed experts deviate {:.1f} times as much "
-                  "as what every token passes: the prompt was computed again with other routes",
-                  *layer, ratio, *excess),
-      open_names(d));
+  if (!(ratio >= kShortest && ratio <= kLongest) || !excess) return false;
+  const bool routes = *excess >= kExpertExcess;
+  d.add(routes ? "stale_route_at_recompute" : "changed_recompute",
+        fmt::format(
+            "what acts after the last state agrees; the weights of that state (layer {}) have a gradient of {:.2f} times the "
+            "length: little or nothing is cut, but it was computed from other values. {}",
+            *layer, ratio,
+            routes ? fmt::format("Routed experts deviate {:.1f} times as much as what every token passes: the prompt was computed "
+                                 "again with other routes",
+                                 *excess)
+                   : "The prompt was computed again with other routes, selected keys or weights"),
+        open_names(d));
   return true;
 }
 

@@ -29,6 +29,7 @@ bool all(const std::vector<std::string>& names, Predicate predicate) {
 std::string name_of_absence(const std::vector<std::string>& names, const char* otherwise) {
   if (all(names, is_bias)) return "missing_bias_gradient";
   if (all(names, is_key_or_value)) return "missing_key_value_gradient";
+  if (all(names, [](const auto& name) { return contains(name, "shared_expert_gate"); })) return "missing_shared_expert_gate";
   return otherwise;
 }
 
@@ -125,6 +126,17 @@ void find_zeroed(Deviations& deviations) {
   if (rest.empty()) return;
   deviations.add(name_of_absence(rest, "zeroed_parameter"),
                  fmt::format("the gradient is zero, the reference's is not: {}", listed(rest)), rest);
+}
+
+void find_gradient_of_indexer(Deviations& deviations) {
+  std::vector<std::string> names;
+  for (const auto* p : deviations.open()) {
+    if (is_indexer(kind_of(p->name)) && p->statistics.reference_nonzero == 0) names.push_back(p->name);
+  }
+  if (names.empty()) return;
+  deviations.add("gradient_of_indexer",
+                 fmt::format("{} have a gradient, the reference's is zero: the choice of keys is a constant", listed(names)),
+                 names);
 }
 
 void find_wrong_sign(Deviations& deviations) {

@@ -49,6 +49,14 @@ std::string kind_of(const std::string& name) {
   return kind;
 }
 
+std::optional<std::int64_t> expert_of(const std::string& name) {
+  const std::size_t begin = number_after(name, kExperts);
+  if (begin == std::string::npos) return std::nullopt;
+  const std::size_t end = end_of_number(name, begin);
+  if (end - begin > 9 || end == name.size() || name[end] != '.') return std::nullopt;
+  return std::stoll(name.substr(begin, end - begin));
+}
+
 bool is_indexer(const std::string& kind) { return kind.find("indexer.") != std::string::npos; }
 
 bool is_routed(const std::string& kind) {

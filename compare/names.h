@@ -15,6 +15,9 @@ std::optional<std::int64_t> layer_of(const std::string& name);
 // outside the layers.
 std::string kind_of(const std::string& name);
 
+// 11 for "model.layers.3.mlp.experts.11.gate_proj.weight"; nothing outside the experts, or where they are one tensor.
+std::optional<std::int64_t> expert_of(const std::string& name);
+
 // What takes part in making the state that later tokens read: keys, values, latents, recurrent and convolution inputs, and
 // the norm before them. The other parameters of the last layer act on response tokens only, as far as the loss can tell.
 bool makes_state(const std::string& kind);
