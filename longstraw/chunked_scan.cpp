@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -13,7 +14,7 @@
 namespace longstraw {
 namespace {
 
-// Elements of one [B, m, c, r·v] tensor of a block. On CPU about ten of them should stay in a core's cache; a GPU needs
+// Elements of one [m, B, c, r·v] tensor of a block. On CPU about ten of them should stay in a core's cache; a GPU needs
 // many more to be busy.
 constexpr int64_t kCpuElements = int64_t{1} << 15;
 constexpr int64_t kDeviceElements = int64_t{1} << 23;
@@ -23,13 +24,13 @@ at::Tensor tokens_of(const at::Tensor& x_NT, const ScanSlice& slice, const ScanB
   return x_NT.narrow(0, slice.first_sequence, slice.sequences).narrow(1, block.begin, block.tokens());
 }
 
-// True for tokens of the block that aren't real: [n, 1, m, 1, c]; undefined where all are.
+// True for tokens of the block that aren't real: [m, n, 1, 1, c]; undefined where all are.
 at::Tensor padding(const ScanSlice& slice, const ScanBlock& block, at::Device device) {
   const auto ends = [&](int64_t length) { return length < block.begin + block.tokens(); };
   if (std::none_of(slice.lengths.begin(), slice.lengths.end(), ends)) return {};
-  const at::Tensor length_n = at::tensor(slice.lengths, at::kLong).to(device).view({-1, 1, 1, 1, 1});
+  const at::Tensor length_n = at::tensor(slice.lengths, at::kLong).to(device).view({1, -1, 1, 1, 1});
   const at::Tensor token = at::arange(block.begin, block.begin + block.tokens(), at::TensorOptions(at::kLong).device(device));
-  return token.view({1, 1, block.chunks, 1, block.chunk}).ge(length_n);
+  return token.view({block.chunks, 1, 1, 1, block.chunk}).ge(length_n);
 }
 
 }  // namespace
@@ -86,13 +87,17 @@ at::Tensor ScanPlan::make_block_states(const at::TensorOptions& options) const {
 }
 
 at::Tensor ScanPlan::block_state(const at::Tensor& states, const ScanSlice& slice, const ScanBlock& block) const {
-  return states.select(0, block.index).narrow(0, slice.first_sequence, slice.sequences).narrow(1, slice.first_group, slice.groups);
+  return states.narrow(0, block.index, 1)
+      .narrow(1, slice.first_sequence, slice.sequences)
+      .narrow(2, slice.first_group, slice.groups);
 }
 
 void ScanPlan::for_each_slice(const std::function<void(const ScanSlice&)>& work) const {
   const int64_t count = int64_t(slices_.size());
   const auto run = [&](int64_t begin, int64_t end) {
-    const at::NoGradGuard no_grad;  // a thread of the pool does not know the caller's
+    // A thread of the pool does not know the caller's modes. Below autograd altogether: half the cost of a small operation
+    // is its bookkeeping.
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
     for (int64_t i = begin; i < end; ++i) work(slices_[size_t(i)]);
   };
   // Fewer slices than threads: one after another, each operation on all threads.
@@ -115,7 +120,7 @@ at::Tensor group_view(const at::Tensor& x_NTGd, const ScanSlice& slice, const Sc
   return tokens_of(x_NTGd, slice, block)
       .narrow(2, slice.first_group, slice.groups)
       .unflatten(1, {block.chunks, block.chunk})
-      .permute({0, 3, 1, 2, 4});
+      .permute({1, 0, 3, 2, 4});
 }
 
 at::Tensor head_view(const at::Tensor& x_NTHv, const ScanSlice& slice, const ScanBlock& block, int64_t repeat) {
@@ -123,7 +128,7 @@ at::Tensor head_view(const at::Tensor& x_NTHv, const ScanSlice& slice, const Sca
       .narrow(2, slice.first_group * repeat, slice.groups * repeat)
       .unflatten(2, {slice.groups, repeat})
       .unflatten(1, {block.chunks, block.chunk})
-      .permute({0, 3, 1, 4, 2, 5});
+      .permute({1, 0, 3, 4, 2, 5});
 }
 
 at::Tensor scalar_view(const at::Tensor& x_NTH, const ScanSlice& slice, const ScanBlock& block, int64_t repeat) {
@@ -131,10 +136,10 @@ at::Tensor scalar_view(const at::Tensor& x_NTH, const ScanSlice& slice, const Sc
 }
 
 at::Tensor gather(const at::Tensor& view, at::ScalarType dtype) {
-  return at::empty(view.sizes(), view.options().dtype(dtype)).copy_(view).flatten(0, 1);
+  return at::empty(view.sizes(), view.options().dtype(dtype)).copy_(view).flatten(1, 2);
 }
 
-void scatter(const at::Tensor& view, const at::Tensor& x_B) { view.copy_(x_B.unflatten(0, {view.size(0), view.size(1)})); }
+void scatter(const at::Tensor& view, const at::Tensor& x_mB) { view.copy_(x_mB.unflatten(1, {view.size(1), view.size(2)})); }
 
 at::Tensor gather_scalars(const at::Tensor& x_NTH, const ScanSlice& slice, const ScanBlock& block, int64_t repeat,
                           at::ScalarType dtype) {
@@ -145,7 +150,7 @@ at::Tensor gather_heads(const at::Tensor& x_NTHv, const ScanSlice& slice, const 
                         at::ScalarType dtype) {
   at::Tensor x = gather(head_view(x_NTHv, slice, block, repeat), dtype);
   if (const at::Tensor pad = padding(slice, block, x.device()); pad.defined()) {
-    x.unflatten(0, {slice.sequences, slice.groups}).masked_fill_(pad.unsqueeze(-1), 0.0);
+    x.unflatten(1, {slice.sequences, slice.groups}).masked_fill_(pad.unsqueeze(-1), 0.0);
   }
   return x;
 }
@@ -177,25 +182,25 @@ void scatter_state(const at::Tensor& state_NHkv, const ScanSlice& slice, const a
   view.copy_(state_Bkrv.view(view.sizes()));
 }
 
-Decays decays(const at::Tensor& log_decay_Bmrc) {
-  const auto dtype = log_decay_Bmrc.scalar_type();
-  const int64_t c = log_decay_Bmrc.size(-1);
-  const at::Tensor sum = log_decay_Bmrc.cumsum(-1, at::kDouble);
+Decays decays(const at::Tensor& log_decay_mBrc) {
+  const auto dtype = log_decay_mBrc.scalar_type();
+  const int64_t c = log_decay_mBrc.size(-1);
+  const at::Tensor sum = log_decay_mBrc.cumsum(-1, at::kDouble);
   const at::Tensor last = sum.narrow(-1, c - 1, 1);
-  const at::Tensor future = at::ones({c, c}, log_decay_Bmrc.options().dtype(at::kBool)).triu_(1);
+  const at::Tensor future = at::ones({c, c}, log_decay_mBrc.options().dtype(at::kBool)).triu_(1);
   // Masked before the exponential, which would overflow for pairs in the wrong order.
   at::Tensor between = (sum.unsqueeze(-1) - sum.unsqueeze(-2)).to(dtype);
   between.masked_fill_(future, -std::numeric_limits<double>::infinity()).exp_();
   return {sum.exp().to(dtype), (last - sum).exp_().to(dtype), last.squeeze(-1).exp().to(dtype), between};
 }
 
-at::Tensor log_decay_gradient(const at::Tensor& pairs_Bmrcc, const at::Tensor& from_start_Bmrc, const at::Tensor& to_end_Bmrc,
-                              const at::Tensor& whole_Bmr) {
-  const int64_t c = pairs_Bmrcc.size(-1);
-  const at::Tensor from_here = at::ones({c, c}, pairs_Bmrcc.options()).triu_();
-  at::Tensor grad = at::matmul(from_here, pairs_Bmrcc).tril_(-1).sum(-1);
-  grad.add_(from_start_Bmrc.flip(-1).cumsum(-1).flip(-1)).add_(whole_Bmr.unsqueeze(-1));
-  grad.narrow(-1, 1, c - 1).add_(to_end_Bmrc.narrow(-1, 0, c - 1).cumsum(-1));
+at::Tensor log_decay_gradient(const at::Tensor& pairs_mBrcc, const at::Tensor& from_start_mBrc, const at::Tensor& to_end_mBrc,
+                              const at::Tensor& whole_mBr) {
+  const int64_t c = pairs_mBrcc.size(-1);
+  const at::Tensor from_here = at::ones({c, c}, pairs_mBrcc.options()).triu_();
+  at::Tensor grad = at::matmul(from_here, pairs_mBrcc).tril_(-1).sum(-1);
+  grad.add_(from_start_mBrc.flip(-1).cumsum(-1).flip(-1)).add_(whole_mBr.unsqueeze(-1));
+  grad.narrow(-1, 1, c - 1).add_(to_end_mBrc.narrow(-1, 0, c - 1).cumsum(-1));
   return grad;
 }
 

@@ -54,7 +54,7 @@ class ScanPlan {
   std::vector<ScanBlock> blocks(const ScanSlice& slice) const;
   // [blocks, N, G, k, r·v], uninitialised: the state at the start of each block.
   at::Tensor make_block_states(const at::TensorOptions& options) const;
-  at::Tensor block_state(const at::Tensor& states, const ScanSlice& slice, const ScanBlock& block) const;  // view [n, g, k, r·v]
+  at::Tensor block_state(const at::Tensor& states, const ScanSlice& slice, const ScanBlock& block) const;  // view [1, n, g, k, r·v]
 
   // Calls `work` for each slice, without autograd, on several threads where there are slices enough. Which slice a call gets
   // never changes its result.
@@ -73,15 +73,15 @@ class ScanPlan {
 };
 
 // The part of a tensor that a slice needs of one block, as a view to read or to write.
-at::Tensor group_view(const at::Tensor& x_NTGd, const ScanSlice& slice, const ScanBlock& block);  // [n, g, m, c, d]
+at::Tensor group_view(const at::Tensor& x_NTGd, const ScanSlice& slice, const ScanBlock& block);  // [m, n, g, c, d]
 at::Tensor head_view(const at::Tensor& x_NTHv, const ScanSlice& slice, const ScanBlock& block,
-                     int64_t repeat);  // [n, g, m, r, c, v]
-at::Tensor scalar_view(const at::Tensor& x_NTH, const ScanSlice& slice, const ScanBlock& block, int64_t repeat);  // [n, g, m, r, c]
-// [B, ...] of such a view in the given dtype, contiguous and always a copy, and back.
+                     int64_t repeat);  // [m, n, g, r, c, v]
+at::Tensor scalar_view(const at::Tensor& x_NTH, const ScanSlice& slice, const ScanBlock& block, int64_t repeat);  // [m, n, g, r, c]
+// [m, B, ...] of such a view in the given dtype, contiguous and always a copy, and back.
 at::Tensor gather(const at::Tensor& view, at::ScalarType dtype);
-void scatter(const at::Tensor& view, const at::Tensor& x_B);
+void scatter(const at::Tensor& view, const at::Tensor& x_mB);
 // Copies with 0 for tokens that aren't real, so that they neither decay the state nor add to it, nor overflow a product that is
-// then multiplied by 0: [B, m, r, c], [B, m, r, c, v], [B, m, c, d].
+// then multiplied by 0: [m, B, r, c], [m, B, r, c, v], [m, B, c, d].
 at::Tensor gather_scalars(const at::Tensor& x_NTH, const ScanSlice& slice, const ScanBlock& block, int64_t repeat,
                           at::ScalarType dtype);
 at::Tensor gather_heads(const at::Tensor& x_NTHv, const ScanSlice& slice, const ScanBlock& block, int64_t repeat,
@@ -93,15 +93,15 @@ at::Tensor gather_state(const at::Tensor& state_NHkv, const ScanSlice& slice, co
                         const at::TensorOptions& wide);
 void scatter_state(const at::Tensor& state_NHkv, const ScanSlice& slice, const at::Tensor& state_Bkrv);
 
-// Decays inside each chunk, from log decays g <= 0 [B, m, r, c]. The running sums are taken in float64: their differences
+// Decays inside each chunk, from log decays g <= 0 [m, B, r, c]. The running sums are taken in float64: their differences
 // matter, and under strong decay they are far smaller than the sums.
 struct Decays {
-  at::Tensor from_start_Bmrc;  // e^{G_i}
-  at::Tensor to_end_Bmrc;      // e^{G_c − G_i}
-  at::Tensor whole_Bmr;        // e^{G_c}
-  at::Tensor between_Bmrcc;    // e^{G_i − G_j} for i >= j, else 0
+  at::Tensor from_start_mBrc;  // e^{G_i}
+  at::Tensor to_end_mBrc;      // e^{G_c − G_i}
+  at::Tensor whole_mBr;        // e^{G_c}
+  at::Tensor between_mBrcc;    // e^{G_i − G_j} for i >= j, else 0
 };
-Decays decays(const at::Tensor& log_decay_Bmrc);
+Decays decays(const at::Tensor& log_decay_mBrc);
 
 // Gradient of the log decays g_k of a chunk, from what each decay that spans token k contributes: `pairs` = of log Γ_ij (only
 // i > j is read), `from_start` = of log e^{G_i}, `to_end` = of log e^{G_c − G_i}, `whole` = of log e^{G_c}:
@@ -110,8 +110,8 @@ Decays decays(const at::Tensor& log_decay_Bmrc);
 //
 // Going by the running sums, dG first and then its sum from the end, would add each pair twice with opposite signs: under
 // strong decay their difference is all noise.
-at::Tensor log_decay_gradient(const at::Tensor& pairs_Bmrcc, const at::Tensor& from_start_Bmrc, const at::Tensor& to_end_Bmrc,
-                              const at::Tensor& whole_Bmr);
+at::Tensor log_decay_gradient(const at::Tensor& pairs_mBrcc, const at::Tensor& from_start_mBrc, const at::Tensor& to_end_mBrc,
+                              const at::Tensor& whole_mBr);
 
 at::ScalarType wide_type(at::ScalarType dtype);  // float64 for float64, else float32
 

@@ -82,104 +82,106 @@ at::Tensor inverse_unit_lower(const at::Tensor& a) {
 // All of a block that does not depend on the state. Queries and keys stand under each other in one matrix: rows 0 … c−1
 // are q̂, rows c … 2c−1 are k̂.
 struct BlockFactors {
-  at::Tensor norm_Bm21;      // rsqrt(Σx² + eps) of each row, [B, m, 2c, 1]
-  at::Tensor qk_Bm2d;        // [B, m, 2c, dk]
-  at::Tensor products_Bm2c;  // Q̂K̂ᵀ over K̂K̂ᵀ
+  at::Tensor norm_mB21;      // rsqrt(Σx² + eps) of each row, [m, B, 2c, 1]
+  at::Tensor qk_mB2d;        // [m, B, 2c, dk]
+  at::Tensor products_mB2c;  // Q̂K̂ᵀ over K̂K̂ᵀ
   Decays decay;
-  at::Tensor beta_Bmrc;
-  at::Tensor keys_Bmrcc;     // Γ ∘ K̂K̂ᵀ, strictly lower
-  at::Tensor scores_Bmrcc;   // P
-  at::Tensor inverse_Bmrcc;  // (I + A)⁻¹
+  at::Tensor beta_mBrc;
+  at::Tensor keys_mBrcc;     // Γ ∘ K̂K̂ᵀ, strictly lower
+  at::Tensor scores_mBrcc;   // P
+  at::Tensor inverse_mBrcc;  // (I + A)⁻¹
 
   at::Tensor keys(int64_t chunk) const {  // k̂ of a chunk, [B, c, dk]
-    const int64_t c = beta_Bmrc.size(-1);
-    return qk_Bm2d.select(1, chunk).narrow(1, c, c);
+    const int64_t c = beta_mBrc.size(-1);
+    return qk_mB2d.select(0, chunk).narrow(1, c, c);
   }
 };
 
-// e^{...} or β [B, m, r, c] as a column beside [B, m, r, c, v].
-at::Tensor column(const at::Tensor& x_Bmrc) { return x_Bmrc.unsqueeze(-1); }
+// e^{...} or β [m, B, r, c] as a column beside [m, B, r, c, v].
+at::Tensor column(const at::Tensor& x_mBrc) { return x_mBrc.unsqueeze(-1); }
 
-// [B, m, r, ...] -> [B·m·r, ...]
+// [m, B, r, ...] -> [B·m·r, ...]
 at::Tensor matrices(const at::Tensor& x) { return x.flatten(0, 2); }
 
-// The same numbers of [B, m, c, r·v] seen as [B, m, r, c, v].
+// The same numbers of [m, B, c, r·v] seen as [m, B, r, c, v].
 at::Tensor by_head(const at::Tensor& rows, int64_t repeat) {
   return rows.unflatten(-1, {repeat, rows.size(-1) / repeat}).transpose(2, 3);
 }
 
-// x_B of a view [n, g, ...], in x's dtype.
-void copy_batch(const at::Tensor& x_B, const at::Tensor& view) { x_B.unflatten(0, {view.size(0), view.size(1)}).copy_(view); }
+// x [m, B, ...] of a view [m, n, g, ...], in x's dtype.
+void copy_batch(const at::Tensor& x_mB, const at::Tensor& view) { x_mB.unflatten(1, {view.size(1), view.size(2)}).copy_(view); }
 
 BlockFactors block_factors(const DeltaRuleInput& in, const ScanPlan& plan, const ScanSlice& slice, const ScanBlock& block) {
   const auto wide = wide_type(in.value_NTHv.scalar_type());
   const int64_t c = block.chunk, r = plan.shape().repeat;
   BlockFactors f;
-  f.qk_Bm2d = at::empty({slice.batch(), block.chunks, 2 * c, plan.shape().key_size}, in.log_decay_NTH.options());
-  copy_batch(f.qk_Bm2d.narrow(2, 0, c), group_view(in.query_NTKd, slice, block));
-  copy_batch(f.qk_Bm2d.narrow(2, c, c), group_view(in.key_NTKd, slice, block));
-  f.norm_Bm21 = (f.qk_Bm2d * f.qk_Bm2d).sum(-1, /*keepdim=*/true).add_(kNormEps).rsqrt_();
-  f.qk_Bm2d.mul_(f.norm_Bm21);
-  f.qk_Bm2d.narrow(2, 0, c).mul_(1.0 / std::sqrt(double(plan.shape().key_size)));
+  f.qk_mB2d = at::empty({block.chunks, slice.batch(), 2 * c, plan.shape().key_size}, in.log_decay_NTH.options());
+  copy_batch(f.qk_mB2d.narrow(2, 0, c), group_view(in.query_NTKd, slice, block));
+  copy_batch(f.qk_mB2d.narrow(2, c, c), group_view(in.key_NTKd, slice, block));
+  f.norm_mB21 = (f.qk_mB2d * f.qk_mB2d).sum(-1, /*keepdim=*/true).add_(kNormEps).rsqrt_();
+  f.qk_mB2d.mul_(f.norm_mB21);
+  f.qk_mB2d.narrow(2, 0, c).mul_(1.0 / std::sqrt(double(plan.shape().key_size)));
   f.decay = decays(gather_scalars(in.log_decay_NTH, slice, block, r, wide));
-  f.beta_Bmrc = gather_scalars(in.beta_NTH, slice, block, r, wide);
+  f.beta_mBrc = gather_scalars(in.beta_NTH, slice, block, r, wide);
 
-  const at::Tensor keys_Bmcd = f.qk_Bm2d.narrow(2, c, c);
-  f.products_Bm2c = at::matmul(f.qk_Bm2d, keys_Bmcd.transpose(2, 3));
-  f.scores_Bmrcc = f.products_Bm2c.narrow(2, 0, c).unsqueeze(2) * f.decay.between_Bmrcc;
-  f.keys_Bmrcc = (f.products_Bm2c.narrow(2, c, c).unsqueeze(2) * f.decay.between_Bmrcc).tril_(-1);
-  f.inverse_Bmrcc = inverse_unit_lower(f.keys_Bmrcc * column(f.beta_Bmrc));
+  const at::Tensor keys_mBcd = f.qk_mB2d.narrow(2, c, c);
+  f.products_mB2c = at::matmul(f.qk_mB2d, keys_mBcd.transpose(2, 3));
+  f.scores_mBrcc = f.products_mB2c.narrow(2, 0, c).unsqueeze(2) * f.decay.between_mBrcc;
+  f.keys_mBrcc = (f.products_mB2c.narrow(2, c, c).unsqueeze(2) * f.decay.between_mBrcc).tril_(-1);
+  f.inverse_mBrcc = inverse_unit_lower(f.keys_mBrcc * column(f.beta_mBrc));
   return f;
 }
 
 // What a block's chunks make of the state, chunk by chunk.
 struct BlockScan {
-  at::Tensor states_Bmkrv;   // at each chunk's start; only the last one's where they aren't kept
-  at::Tensor read_Bm2rv;     // Q̂ S over K̂ S, [B, m, 2c, r·v]
-  at::Tensor error_Bmrcv;    // V − e^G ∘ K̂ S
-  at::Tensor update_Bmrcv;   // U
-  at::Tensor decayed_Bmcrv;  // e^{G_c − G} ∘ U, [B, m, c, r·v]
+  at::Tensor states_mBkrv;   // at each chunk's start; only the last one's where they aren't kept
+  at::Tensor read_mB2rv;     // Q̂ S over K̂ S, [m, B, 2c, r·v]
+  at::Tensor error_mBrcv;    // V − e^G ∘ K̂ S
+  at::Tensor update_mBrcv;   // U
+  at::Tensor decayed_mBcrv;  // e^{G_c − G} ∘ U, [m, B, c, r·v]
 };
 
-// Walks the chunks; `state` becomes that at the block's end.
+// Walks the chunks; `state` becomes that at the block's end, or at its last chunk's start where all states are kept.
 BlockScan scan_block(const BlockFactors& f, const at::Tensor& value_view, at::Tensor& state_Bkrv, bool keep_states) {
-  const int64_t B = f.beta_Bmrc.size(0), m = f.beta_Bmrc.size(1), r = f.beta_Bmrc.size(2), c = f.beta_Bmrc.size(3);
+  const int64_t m = f.beta_mBrc.size(0), B = f.beta_mBrc.size(1), r = f.beta_mBrc.size(2), c = f.beta_mBrc.size(3);
   const int64_t k = state_Bkrv.size(1), columns = state_Bkrv.size(2), v = columns / r;
   const auto wide = state_Bkrv.options();
   BlockScan s;
-  s.read_Bm2rv = at::empty({B, m, 2 * c, columns}, wide);
-  s.error_Bmrcv = gather(value_view, wide.dtype().toScalarType());
-  s.update_Bmrcv = at::empty({B, m, r, c, v}, wide);
-  s.decayed_Bmcrv = at::empty({B, m, c, columns}, wide);
-  if (keep_states) s.states_Bmkrv = at::empty({B, m, k, columns}, wide);
-  const at::Tensor whole_Bm1r1 = f.decay.whole_Bmr.unsqueeze(2).unsqueeze(-1);
+  s.read_mB2rv = at::empty({m, B, 2 * c, columns}, wide);
+  s.error_mBrcv = gather(value_view, wide.dtype().toScalarType());
+  s.update_mBrcv = at::empty({m, B, r, c, v}, wide);
+  s.decayed_mBcrv = at::empty({m, B, c, columns}, wide);
+  if (keep_states) s.states_mBkrv = at::empty({m, B, k, columns}, wide);
+  const at::Tensor whole_mB1r1 = f.decay.whole_mBr.unsqueeze(2).unsqueeze(-1);
   for (int64_t i = 0; i < m; ++i) {
-    if (keep_states) s.states_Bmkrv.select(1, i).copy_(state_Bkrv);
-    at::Tensor read = s.read_Bm2rv.select(1, i);
-    at::bmm_out(read, f.qk_Bm2d.select(1, i), state_Bkrv);
-    at::Tensor error = s.error_Bmrcv.select(1, i), update = s.update_Bmrcv.select(1, i), decayed = s.decayed_Bmcrv.select(1, i);
-    error.addcmul_(column(f.decay.from_start_Bmrc.select(1, i)), read.narrow(1, c, c).unflatten(-1, {r, v}).transpose(1, 2), -1);
-    const at::Tensor scaled = error * column(f.beta_Bmrc.select(1, i));
-    update.copy_(at::bmm(f.inverse_Bmrcc.select(1, i).flatten(0, 1), scaled.flatten(0, 1)).view(update.sizes()));
+    if (keep_states) s.states_mBkrv.select(0, i).copy_(state_Bkrv);
+    at::Tensor read = s.read_mB2rv.select(0, i);
+    at::bmm_out(read, f.qk_mB2d.select(0, i), state_Bkrv);
+    at::Tensor error = s.error_mBrcv.select(0, i), update = s.update_mBrcv.select(0, i), decayed = s.decayed_mBcrv.select(0, i);
+    error.addcmul_(column(f.decay.from_start_mBrc.select(0, i)), read.narrow(1, c, c).unflatten(-1, {r, v}).transpose(1, 2), -1);
+    const at::Tensor scaled = error * column(f.beta_mBrc.select(0, i));
+    at::Tensor update_matrices = update.flatten(0, 1);
+    at::bmm_out(update_matrices, f.inverse_mBrcc.select(0, i).flatten(0, 1), scaled.flatten(0, 1));
     at::Tensor decayed_heads = decayed.unflatten(-1, {r, v}).transpose(1, 2);
-    at::mul_out(decayed_heads, update, column(f.decay.to_end_Bmrc.select(1, i)));
-    state_Bkrv.view({B, k, r, v}).mul_(whole_Bm1r1.select(1, i));
+    at::mul_out(decayed_heads, update, column(f.decay.to_end_mBrc.select(0, i)));
+    if (keep_states && i + 1 == m) break;
+    state_Bkrv.view({B, k, r, v}).mul_(whole_mB1r1.select(0, i));
     state_Bkrv.baddbmm_(f.keys(i).transpose(1, 2), decayed);
   }
   return s;
 }
 
 at::Tensor block_output(const BlockFactors& f, const BlockScan& s) {
-  const int64_t r = f.beta_Bmrc.size(2), c = f.beta_Bmrc.size(3);
-  at::Tensor out = at::bmm(matrices(f.scores_Bmrcc), matrices(s.update_Bmrcv)).view(s.update_Bmrcv.sizes());
-  return out.addcmul_(column(f.decay.from_start_Bmrc), by_head(s.read_Bm2rv.narrow(2, 0, c), r));
+  const int64_t r = f.beta_mBrc.size(2), c = f.beta_mBrc.size(3);
+  at::Tensor out = at::bmm(matrices(f.scores_mBrcc), matrices(s.update_mBrcv)).view(s.update_mBrcv.sizes());
+  return out.addcmul_(column(f.decay.from_start_mBrc), by_head(s.read_mB2rv.narrow(2, 0, c), r));
 }
 
 void forward_slice(const DeltaRuleInput& in, const ScanPlan& plan, const ScanSlice& slice, const DeltaRuleOutput& out) {
   const auto& shape = plan.shape();
   at::Tensor state = gather_state(in.state_NHkv, slice, shape, out.end_state_NHkv.options());
   for (const ScanBlock& block : plan.blocks(slice)) {
-    if (out.chunk_states.defined()) scatter(plan.block_state(out.chunk_states, slice, block), state);
+    if (out.chunk_states.defined()) scatter(plan.block_state(out.chunk_states, slice, block), state.unsqueeze(0));
     const BlockFactors factors = block_factors(in, plan, slice, block);
     const BlockScan scan = scan_block(factors, head_view(in.value_NTHv, slice, block, shape.repeat), state, /*keep_states=*/false);
     scatter(head_view(out.out_NTHv, slice, block, shape.repeat), block_output(factors, scan));
@@ -189,11 +191,11 @@ void forward_slice(const DeltaRuleInput& in, const ScanPlan& plan, const ScanSli
 
 // Adjoints of a block, found chunk by chunk from its end.
 struct BlockAdjoints {
-  at::Tensor reads_Bm2rv;    // of Q̂ S over K̂ S
-  at::Tensor solved_Bmrcv;   // X = (I + A)⁻ᵀ dU
-  at::Tensor kept_Bmrc;      // of log e^{G_c − G}
-  at::Tensor decay_end_Bmr;  // of log e^{G_c}: e^{G_c} ⟨dS⁺, S⟩
-  at::Tensor keys_Bmcd;      // of k̂, as far as it goes into the state
+  at::Tensor reads_mB2rv;    // of Q̂ S over K̂ S
+  at::Tensor solved_mBrcv;   // X = (I + A)⁻ᵀ dU
+  at::Tensor kept_mBrc;      // of log e^{G_c − G}
+  at::Tensor decay_end_mBr;  // of log e^{G_c}: e^{G_c} ⟨dS⁺, S⟩
+  at::Tensor keys_mBcd;      // of k̂, as far as it goes into the state
 };
 
 // ⟨x, y⟩ over all but the head: [B, k, r·v] -> [B, r]
@@ -202,37 +204,38 @@ at::Tensor state_product(const at::Tensor& x, const at::Tensor& y, int64_t repea
 }
 
 // `adjoint` is of the state at the block's end, and becomes that at its start.
-BlockAdjoints walk_back(const BlockFactors& f, const BlockScan& s, const at::Tensor& grad_Bmrcv, at::Tensor& adjoint_Bkrv) {
-  const int64_t B = f.beta_Bmrc.size(0), m = f.beta_Bmrc.size(1), r = f.beta_Bmrc.size(2), c = f.beta_Bmrc.size(3);
+BlockAdjoints walk_back(const BlockFactors& f, const BlockScan& s, const at::Tensor& grad_mBrcv, at::Tensor& adjoint_Bkrv) {
+  const int64_t m = f.beta_mBrc.size(0), B = f.beta_mBrc.size(1), r = f.beta_mBrc.size(2), c = f.beta_mBrc.size(3);
   const int64_t k = adjoint_Bkrv.size(1), columns = adjoint_Bkrv.size(2), v = columns / r;
   const auto wide = adjoint_Bkrv.options();
   BlockAdjoints a;
-  a.reads_Bm2rv = at::empty({B, m, 2 * c, columns}, wide);
-  a.solved_Bmrcv = at::empty({B, m, r, c, v}, wide);
-  a.kept_Bmrc = at::empty({B, m, r, c}, wide);
-  a.decay_end_Bmr = at::empty({B, m, r}, wide);
-  a.keys_Bmcd = at::empty({B, m, c, k}, wide);
-  at::Tensor read_queries = by_head(a.reads_Bm2rv.narrow(2, 0, c), r);
-  at::mul_out(read_queries, grad_Bmrcv, column(f.decay.from_start_Bmrc));
-  const at::Tensor back_Bmrcc = f.inverse_Bmrcc.transpose(3, 4), beta_start_Bmrc = f.beta_Bmrc * f.decay.from_start_Bmrc;
-  at::Tensor updates_Bmrcv =
-      at::bmm(matrices(f.scores_Bmrcc).transpose(1, 2), matrices(grad_Bmrcv)).view(grad_Bmrcv.sizes());  // Pᵀ dO
+  a.reads_mB2rv = at::empty({m, B, 2 * c, columns}, wide);
+  a.solved_mBrcv = at::empty({m, B, r, c, v}, wide);
+  a.kept_mBrc = at::empty({m, B, r, c}, wide);
+  a.decay_end_mBr = at::empty({m, B, r}, wide);
+  a.keys_mBcd = at::empty({m, B, c, k}, wide);
+  at::Tensor read_queries = by_head(a.reads_mB2rv.narrow(2, 0, c), r);
+  at::mul_out(read_queries, grad_mBrcv, column(f.decay.from_start_mBrc));
+  const at::Tensor beta_start_mBrc = f.beta_mBrc * f.decay.from_start_mBrc;
+  at::Tensor updates_mBrcv =
+      at::bmm(matrices(f.scores_mBrcc).transpose(1, 2), matrices(grad_mBrcv)).view(grad_mBrcv.sizes());  // Pᵀ dO
   for (int64_t i = m - 1; i >= 0; --i) {
-    const at::Tensor update = s.update_Bmrcv.select(1, i), state = s.states_Bmkrv.select(1, i);
-    at::Tensor solved = a.solved_Bmrcv.select(1, i), reads = a.reads_Bm2rv.select(1, i), keys = a.keys_Bmcd.select(1, i);
-    const at::Tensor to_end = f.decay.to_end_Bmrc.select(1, i), whole_Br = f.decay.whole_Bmr.select(1, i);
+    const at::Tensor update = s.update_mBrcv.select(0, i), state = s.states_mBkrv.select(0, i);
+    at::Tensor solved = a.solved_mBrcv.select(0, i), reads = a.reads_mB2rv.select(0, i), keys = a.keys_mBcd.select(0, i);
+    const at::Tensor to_end = f.decay.to_end_mBrc.select(0, i), whole_Br = f.decay.whole_mBr.select(0, i);
     const at::Tensor pulled = at::bmm(f.keys(i), adjoint_Bkrv).unflatten(-1, {r, v}).transpose(1, 2);  // K̂ dS⁺, [B, r, c, v]
-    at::Tensor update_adjoint = updates_Bmrcv.select(1, i).addcmul_(column(to_end), pulled);
-    solved.copy_(at::bmm(back_Bmrcc.select(1, i).flatten(0, 1), update_adjoint.flatten(0, 1)).view(solved.sizes()));
+    at::Tensor update_adjoint = updates_mBrcv.select(0, i).addcmul_(column(to_end), pulled);
+    at::Tensor solved_matrices = solved.flatten(0, 1);
+    at::bmm_out(solved_matrices, f.inverse_mBrcc.select(0, i).flatten(0, 1).transpose(1, 2), update_adjoint.flatten(0, 1));
     at::Tensor read_keys = reads.narrow(1, c, c).unflatten(-1, {r, v}).transpose(1, 2);
-    at::mul_out(read_keys, solved, column(beta_start_Bmrc.select(1, i)).neg());
-    at::bmm_out(keys, s.decayed_Bmcrv.select(1, i), adjoint_Bkrv.transpose(1, 2));
+    at::mul_out(read_keys, solved, column(beta_start_mBrc.select(0, i)).neg());
+    at::bmm_out(keys, s.decayed_mBcrv.select(0, i), adjoint_Bkrv.transpose(1, 2));
 
-    a.kept_Bmrc.select(1, i).copy_((update * pulled).sum(-1)).mul_(to_end);
-    a.decay_end_Bmr.select(1, i).copy_(state_product(adjoint_Bkrv, state, r)).mul_(whole_Br);
+    a.kept_mBrc.select(0, i).copy_((update * pulled).sum(-1)).mul_(to_end);
+    a.decay_end_mBr.select(0, i).copy_(state_product(adjoint_Bkrv, state, r)).mul_(whole_Br);
 
     adjoint_Bkrv.view({B, k, r, v}).mul_(whole_Br.unsqueeze(1).unsqueeze(-1));
-    adjoint_Bkrv.baddbmm_(f.qk_Bm2d.select(1, i).transpose(1, 2), reads);
+    adjoint_Bkrv.baddbmm_(f.qk_mB2d.select(0, i).transpose(1, 2), reads);
   }
   return a;
 }
@@ -244,38 +247,38 @@ at::Tensor normalization_gradient(const at::Tensor& grad, const at::Tensor& norm
 }
 
 // Everything that is known once the adjoints of the states are: writes the block's gradients.
-void write_gradients(const BlockFactors& f, const BlockScan& s, const BlockAdjoints& a, const at::Tensor& grad_Bmrcv,
+void write_gradients(const BlockFactors& f, const BlockScan& s, const BlockAdjoints& a, const at::Tensor& grad_mBrcv,
                      const ScanSlice& slice, const ScanBlock& block, const DeltaRuleGradients& into) {
-  const int64_t r = f.beta_Bmrc.size(2), c = block.chunk;
-  const auto& shape = f.scores_Bmrcc.sizes();
-  const at::Tensor updates = matrices(s.update_Bmrcv).transpose(1, 2);
-  const at::Tensor score_grad = at::bmm(matrices(grad_Bmrcv), updates).view(shape).mul_(f.decay.between_Bmrcc);
-  at::Tensor key_grad = at::bmm(matrices(a.solved_Bmrcv), updates).view(shape).neg_();  // of A
+  const int64_t r = f.beta_mBrc.size(2), c = block.chunk;
+  const auto& shape = f.scores_mBrcc.sizes();
+  const at::Tensor updates = matrices(s.update_mBrcv).transpose(1, 2);
+  const at::Tensor score_grad = at::bmm(matrices(grad_mBrcv), updates).view(shape).mul_(f.decay.between_mBrcc);
+  at::Tensor key_grad = at::bmm(matrices(a.solved_mBrcv), updates).view(shape).neg_();  // of A
 
   // β reaches A's rows and the right side of the system.
-  const at::Tensor beta_part = key_grad * f.keys_Bmrcc;
-  const at::Tensor beta_grad = beta_part.sum(-1).add_((a.solved_Bmrcv * s.error_Bmrcv).sum(-1));
-  key_grad.mul_(f.decay.between_Bmrcc).mul_(column(f.beta_Bmrc)).tril_(-1);
+  const at::Tensor beta_part = key_grad * f.keys_mBrcc;
+  const at::Tensor beta_grad = beta_part.sum(-1).add_((a.solved_mBrcv * s.error_mBrcv).sum(-1));
+  key_grad.mul_(f.decay.between_mBrcc).mul_(column(f.beta_mBrc)).tril_(-1);
 
-  at::Tensor pair_grad = score_grad * f.products_Bm2c.narrow(2, 0, c).unsqueeze(2);
-  pair_grad.addcmul_(beta_part, column(f.beta_Bmrc));
-  const at::Tensor through_reads = by_head(a.reads_Bm2rv * s.read_Bm2rv, r).sum(-1);  // [B, m, r, 2c]
+  at::Tensor pair_grad = score_grad * f.products_mB2c.narrow(2, 0, c).unsqueeze(2);
+  pair_grad.addcmul_(beta_part, column(f.beta_mBrc));
+  const at::Tensor through_reads = by_head(a.reads_mB2rv * s.read_mB2rv, r).sum(-1);  // [m, B, r, 2c]
   const at::Tensor log_decay_grad =
-      log_decay_gradient(pair_grad, through_reads.narrow(-1, 0, c) + through_reads.narrow(-1, c, c), a.kept_Bmrc, a.decay_end_Bmr);
+      log_decay_gradient(pair_grad, through_reads.narrow(-1, 0, c) + through_reads.narrow(-1, c, c), a.kept_mBrc, a.decay_end_mBr);
 
   // Queries and keys: through the products inside the chunk, summed over the heads of a group, and through the state.
-  const at::Tensor inside = at::cat({score_grad.sum(2), key_grad.sum(2)}, 2);  // [B, m, 2c, c]
+  const at::Tensor inside = at::cat({score_grad.sum(2), key_grad.sum(2)}, 2);  // [m, B, 2c, c]
   at::Tensor qk_grad =
-      at::matmul(inside, f.qk_Bm2d.narrow(2, c, c)).add_(at::matmul(a.reads_Bm2rv, s.states_Bmkrv.transpose(2, 3)));
+      at::matmul(inside, f.qk_mB2d.narrow(2, c, c)).add_(at::matmul(a.reads_mB2rv, s.states_mBkrv.transpose(2, 3)));
   at::Tensor query_grad = qk_grad.narrow(2, 0, c), keys_grad = qk_grad.narrow(2, c, c);
-  keys_grad.add_(a.keys_Bmcd).add_(at::matmul(inside.transpose(2, 3), f.qk_Bm2d));
+  keys_grad.add_(a.keys_mBcd).add_(at::matmul(inside.transpose(2, 3), f.qk_mB2d));
 
-  const double scale = 1.0 / std::sqrt(double(f.qk_Bm2d.size(-1)));
+  const double scale = 1.0 / std::sqrt(double(f.qk_mB2d.size(-1)));
   const auto part = [&](const at::Tensor& x, int64_t first) { return x.narrow(2, first, c); };
   scatter(group_view(into.query, slice, block),
-          normalization_gradient(query_grad, part(f.qk_Bm2d, 0), part(f.norm_Bm21, 0), scale));
-  scatter(group_view(into.key, slice, block), normalization_gradient(keys_grad, part(f.qk_Bm2d, c), part(f.norm_Bm21, c), 1.0));
-  scatter(head_view(into.value, slice, block, r), a.solved_Bmrcv * column(f.beta_Bmrc));
+          normalization_gradient(query_grad, part(f.qk_mB2d, 0), part(f.norm_mB21, 0), scale));
+  scatter(group_view(into.key, slice, block), normalization_gradient(keys_grad, part(f.qk_mB2d, c), part(f.norm_mB21, c), 1.0));
+  scatter(head_view(into.value, slice, block, r), a.solved_mBrcv * column(f.beta_mBrc));
   scatter(scalar_view(into.beta, slice, block, r), beta_grad);
   scatter(scalar_view(into.log_decay, slice, block, r), log_decay_grad);
 }
@@ -289,10 +292,10 @@ void backward_slice(const DeltaRuleInput& in, const ScanPlan& plan, const ScanSl
   const auto blocks = plan.blocks(slice);
   for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
     const BlockFactors factors = block_factors(in, plan, slice, *block);
-    at::Tensor state = gather(plan.block_state(block_states, slice, *block), wide.dtype().toScalarType());
+    at::Tensor state = gather(plan.block_state(block_states, slice, *block), wide.dtype().toScalarType()).squeeze(0);
     const BlockScan scan = scan_block(factors, head_view(in.value_NTHv, slice, *block, r), state, /*keep_states=*/true);
     const at::Tensor grad = grad_out.defined() ? gather_heads(grad_out, slice, *block, r, wide.dtype().toScalarType())
-                                               : at::zeros_like(scan.update_Bmrcv);
+                                               : at::zeros_like(scan.update_mBrcv);
     const BlockAdjoints adjoints = walk_back(factors, scan, grad, adjoint);
     write_gradients(factors, scan, adjoints, grad, slice, *block, into);
   }

@@ -38,10 +38,10 @@ ScanShape checked_shape(const StateSpaceInput& in) {
   return {.sequences = N, .tokens = T, .groups = G, .repeat = H / G, .key_size = n, .value_size = p};
 }
 
-// e^{...} or dt [B, m, r, c] as a column beside [B, m, r, c, p].
-at::Tensor column(const at::Tensor& x_Bmrc) { return x_Bmrc.unsqueeze(-1); }
+// e^{...} or dt [m, B, r, c] as a column beside [m, B, r, c, p].
+at::Tensor column(const at::Tensor& x_mBrc) { return x_mBrc.unsqueeze(-1); }
 
-// [B, m, r, ...] -> [B·m·r, ...]
+// [m, B, r, ...] -> [B·m·r, ...]
 at::Tensor matrices(const at::Tensor& x) { return x.flatten(0, 2); }
 
 // The same numbers of [.., c, r·p] seen as [.., r, c, p].
@@ -63,47 +63,48 @@ at::Tensor rows_of(const at::Tensor& x_rcp, const at::Tensor& scale_rc1) {
 // All of a block that does not depend on the state. The state is kept transposed, [B, n, r·p]: the heads of a group beside
 // each other.
 struct BlockFactors {
-  at::Tensor b_Bmcn, c_Bmcn;
-  at::Tensor dt_Bmrc;
+  at::Tensor b_mBcn, c_mBcn;
+  at::Tensor dt_mBrc;
   Decays decay;
-  at::Tensor x_Bmrcp;       // X = dt ∘ x
-  at::Tensor added_Bmcrp;   // e^{G_c − G} ∘ X as rows, what the chunk adds to the state
-  at::Tensor scores_Bmrcc;  // P
+  at::Tensor x_mBrcp;       // X = dt ∘ x
+  at::Tensor added_mBcrp;   // e^{G_c − G} ∘ X as rows, what the chunk adds to the state
+  at::Tensor scores_mBrcc;  // P
 };
 
 BlockFactors block_factors(const StateSpaceInput& in, const ScanPlan& plan, const ScanSlice& slice, const ScanBlock& block) {
   const auto wide = wide_type(in.x_NTHp.scalar_type());
   const int64_t r = plan.shape().repeat;
   BlockFactors f;
-  f.b_Bmcn = gather_groups(in.b_NTGn, slice, block, wide);
-  f.c_Bmcn = gather_groups(in.c_NTGn, slice, block, wide);
-  f.dt_Bmrc = gather_scalars(in.dt_NTH, slice, block, r, wide);
-  const at::Tensor a_gr = in.a_H.narrow(0, slice.first_group * r, slice.groups * r).view({1, slice.groups, 1, r, 1});
-  const at::Tensor a_Bm1r1 = a_gr.expand({slice.sequences, -1, -1, -1, -1}).flatten(0, 1);
-  f.decay = decays(f.dt_Bmrc * a_Bm1r1);
-  f.x_Bmrcp = gather(head_view(in.x_NTHp, slice, block, r), wide).mul_(column(f.dt_Bmrc));
-  f.added_Bmcrp = rows_of(f.x_Bmrcp, column(f.decay.to_end_Bmrc));
-  f.scores_Bmrcc = at::matmul(f.c_Bmcn, f.b_Bmcn.transpose(2, 3)).unsqueeze(2) * f.decay.between_Bmrcc;
+  f.b_mBcn = gather_groups(in.b_NTGn, slice, block, wide);
+  f.c_mBcn = gather_groups(in.c_NTGn, slice, block, wide);
+  f.dt_mBrc = gather_scalars(in.dt_NTH, slice, block, r, wide);
+  const at::Tensor a_gr = in.a_H.narrow(0, slice.first_group * r, slice.groups * r).view({1, slice.groups, r, 1});
+  const at::Tensor a_Br1 = a_gr.expand({slice.sequences, -1, -1, -1}).flatten(0, 1);
+  f.decay = decays(f.dt_mBrc * a_Br1);
+  f.x_mBrcp = gather(head_view(in.x_NTHp, slice, block, r), wide).mul_(column(f.dt_mBrc));
+  f.added_mBcrp = rows_of(f.x_mBrcp, column(f.decay.to_end_mBrc));
+  f.scores_mBrcc = at::matmul(f.c_mBcn, f.b_mBcn.transpose(2, 3)).unsqueeze(2) * f.decay.between_mBrcc;
   return f;
 }
 
 // e^{G_c} of each head beside a state [B, n, r, p].
-at::Tensor whole(const BlockFactors& f, int64_t chunk) { return f.decay.whole_Bmr.select(1, chunk).unsqueeze(1).unsqueeze(-1); }
+at::Tensor whole(const BlockFactors& f, int64_t chunk) { return f.decay.whole_mBr.select(0, chunk).unsqueeze(1).unsqueeze(-1); }
 
-// C hᵀ of each chunk, [B, m, c, r·p]; `state` becomes that at the block's end. The states at the chunks' starts go into
-// `states_Bmnrp` if that is defined.
-at::Tensor scan_block(const BlockFactors& f, at::Tensor& state_Bnrp, const at::Tensor& states_Bmnrp) {
-  const int64_t B = f.dt_Bmrc.size(0), m = f.dt_Bmrc.size(1), r = f.dt_Bmrc.size(2), c = f.dt_Bmrc.size(3);
+// C hᵀ of each chunk, [m, B, c, r·p]; `state` becomes that at the block's end. If `states_mBnrp` is defined, it gets the states at
+// the chunks' starts, and `state` only becomes the last of these.
+at::Tensor scan_block(const BlockFactors& f, at::Tensor& state_Bnrp, const at::Tensor& states_mBnrp) {
+  const int64_t m = f.dt_mBrc.size(0), B = f.dt_mBrc.size(1), r = f.dt_mBrc.size(2), c = f.dt_mBrc.size(3);
   const int64_t n = state_Bnrp.size(1), columns = state_Bnrp.size(2);
-  const at::Tensor read_Bmcrp = at::empty({B, m, c, columns}, state_Bnrp.options());
+  const at::Tensor read_mBcrp = at::empty({m, B, c, columns}, state_Bnrp.options());
   for (int64_t i = 0; i < m; ++i) {
-    if (states_Bmnrp.defined()) states_Bmnrp.select(1, i).copy_(state_Bnrp);
-    at::Tensor read = read_Bmcrp.select(1, i);
-    at::bmm_out(read, f.c_Bmcn.select(1, i), state_Bnrp);
+    if (states_mBnrp.defined()) states_mBnrp.select(0, i).copy_(state_Bnrp);
+    at::Tensor read = read_mBcrp.select(0, i);
+    at::bmm_out(read, f.c_mBcn.select(0, i), state_Bnrp);
+    if (states_mBnrp.defined() && i + 1 == m) break;
     state_Bnrp.view({B, n, r, columns / r}).mul_(whole(f, i));
-    state_Bnrp.baddbmm_(f.b_Bmcn.select(1, i).transpose(1, 2), f.added_Bmcrp.select(1, i));
+    state_Bnrp.baddbmm_(f.b_mBcn.select(0, i).transpose(1, 2), f.added_mBcrp.select(0, i));
   }
-  return read_Bmcrp;
+  return read_mBcrp;
 }
 
 at::Tensor transposed_state(const at::Tensor& state_NHpn) { return state_NHpn.defined() ? state_NHpn.transpose(2, 3) : state_NHpn; }
@@ -112,11 +113,11 @@ void forward_slice(const StateSpaceInput& in, const ScanPlan& plan, const ScanSl
   const int64_t r = plan.shape().repeat;
   at::Tensor state = gather_state(transposed_state(in.state_NHpn), slice, plan.shape(), out.end_state_NHpn.options());
   for (const ScanBlock& block : plan.blocks(slice)) {
-    if (out.chunk_states.defined()) scatter(plan.block_state(out.chunk_states, slice, block), state);
+    if (out.chunk_states.defined()) scatter(plan.block_state(out.chunk_states, slice, block), state.unsqueeze(0));
     const BlockFactors f = block_factors(in, plan, slice, block);
     const at::Tensor read = scan_block(f, state, {});
-    at::Tensor y = at::bmm(matrices(f.scores_Bmrcc), matrices(f.x_Bmrcp)).view(f.x_Bmrcp.sizes());
-    y.addcmul_(column(f.decay.from_start_Bmrc), by_head(read, r));
+    at::Tensor y = at::bmm(matrices(f.scores_mBrcc), matrices(f.x_mBrcp)).view(f.x_mBrcp.sizes());
+    y.addcmul_(column(f.decay.from_start_mBrc), by_head(read, r));
     scatter(head_view(out.out_NTHp, slice, block, r), y);
   }
   scatter_state(out.end_state_NHpn.transpose(2, 3), slice, state);
@@ -124,52 +125,52 @@ void forward_slice(const StateSpaceInput& in, const ScanPlan& plan, const ScanSl
 
 // Adjoints of a block, found chunk by chunk from its end.
 struct BlockAdjoints {
-  at::Tensor reads_Bmcrp;    // of C hᵀ: e^G ∘ dY
-  at::Tensor pulled_Bmcrp;   // B dh⁺, what the state's adjoint asks of each X before its decay to the end
-  at::Tensor b_Bmcn;         // of b, as far as it goes into the state
-  at::Tensor decay_end_Bmr;  // e^{G_c} ⟨dh⁺, h⟩
+  at::Tensor reads_mBcrp;    // of C hᵀ: e^G ∘ dY
+  at::Tensor pulled_mBcrp;   // B dh⁺, what the state's adjoint asks of each X before its decay to the end
+  at::Tensor b_mBcn;         // of b, as far as it goes into the state
+  at::Tensor decay_end_mBr;  // e^{G_c} ⟨dh⁺, h⟩
 };
 
-BlockAdjoints walk_back(const BlockFactors& f, const at::Tensor& states_Bmnrp, const at::Tensor& grad_Bmrcp,
+BlockAdjoints walk_back(const BlockFactors& f, const at::Tensor& states_mBnrp, const at::Tensor& grad_mBrcp,
                         at::Tensor& adjoint_Bnrp) {
-  const int64_t B = f.dt_Bmrc.size(0), m = f.dt_Bmrc.size(1), r = f.dt_Bmrc.size(2), c = f.dt_Bmrc.size(3);
+  const int64_t m = f.dt_mBrc.size(0), B = f.dt_mBrc.size(1), r = f.dt_mBrc.size(2), c = f.dt_mBrc.size(3);
   const int64_t n = adjoint_Bnrp.size(1), columns = adjoint_Bnrp.size(2);
   const auto wide = adjoint_Bnrp.options();
-  BlockAdjoints a{rows_of(grad_Bmrcp, column(f.decay.from_start_Bmrc)), at::empty({B, m, c, columns}, wide),
-                  at::empty({B, m, c, n}, wide), at::empty({B, m, r}, wide)};
+  BlockAdjoints a{rows_of(grad_mBrcp, column(f.decay.from_start_mBrc)), at::empty({m, B, c, columns}, wide),
+                  at::empty({m, B, c, n}, wide), at::empty({m, B, r}, wide)};
   for (int64_t i = m - 1; i >= 0; --i) {
-    at::Tensor pulled = a.pulled_Bmcrp.select(1, i), b = a.b_Bmcn.select(1, i);
-    at::bmm_out(pulled, f.b_Bmcn.select(1, i), adjoint_Bnrp);
-    at::bmm_out(b, f.added_Bmcrp.select(1, i), adjoint_Bnrp.transpose(1, 2));
+    at::Tensor pulled = a.pulled_mBcrp.select(0, i), b = a.b_mBcn.select(0, i);
+    at::bmm_out(pulled, f.b_mBcn.select(0, i), adjoint_Bnrp);
+    at::bmm_out(b, f.added_mBcrp.select(0, i), adjoint_Bnrp.transpose(1, 2));
     adjoint_Bnrp.view({B, n, r, columns / r}).mul_(whole(f, i));
-    const at::Tensor product = (adjoint_Bnrp * states_Bmnrp.select(1, i)).sum(1);
-    a.decay_end_Bmr.select(1, i).copy_(product.unflatten(-1, {r, columns / r}).sum(-1));
-    adjoint_Bnrp.baddbmm_(f.c_Bmcn.select(1, i).transpose(1, 2), a.reads_Bmcrp.select(1, i));
+    const at::Tensor product = (adjoint_Bnrp * states_mBnrp.select(0, i)).sum(1);
+    a.decay_end_mBr.select(0, i).copy_(product.unflatten(-1, {r, columns / r}).sum(-1));
+    adjoint_Bnrp.baddbmm_(f.c_mBcn.select(0, i).transpose(1, 2), a.reads_mBcrp.select(0, i));
   }
   return a;
 }
 
 // Everything that is known once the adjoints of the states are: writes the block's gradients. That of the log decays goes
-// into into.a and into.dt by the caller; here it is returned, [B, m, r, c].
-at::Tensor write_gradients(const StateSpaceInput& in, const BlockFactors& f, const at::Tensor& states_Bmnrp,
-                           const at::Tensor& read_Bmcrp, const BlockAdjoints& a, const at::Tensor& grad_Bmrcp,
+// into into.a and into.dt by the caller; here it is returned, [m, B, r, c].
+at::Tensor write_gradients(const StateSpaceInput& in, const BlockFactors& f, const at::Tensor& states_mBnrp,
+                           const at::Tensor& read_mBcrp, const BlockAdjoints& a, const at::Tensor& grad_mBrcp,
                            const ScanSlice& slice, const ScanBlock& block, const StateSpaceGradients& into) {
-  const int64_t r = f.dt_Bmrc.size(2);
-  const at::Tensor pulled = by_head(a.pulled_Bmcrp, r), to_end = column(f.decay.to_end_Bmrc);
+  const int64_t r = f.dt_mBrc.size(2);
+  const at::Tensor pulled = by_head(a.pulled_mBcrp, r), to_end = column(f.decay.to_end_mBrc);
   // Of X: from the chunk's own tokens and from the state.
-  at::Tensor x_grad = at::bmm(matrices(f.scores_Bmrcc).transpose(1, 2), matrices(grad_Bmrcp)).view(grad_Bmrcp.sizes());
+  at::Tensor x_grad = at::bmm(matrices(f.scores_mBrcc).transpose(1, 2), matrices(grad_mBrcp)).view(grad_mBrcp.sizes());
   x_grad.addcmul_(to_end, pulled);
-  const at::Tensor score_grad = at::bmm(matrices(grad_Bmrcp), matrices(f.x_Bmrcp).transpose(1, 2)).view(f.scores_Bmrcc.sizes());
+  const at::Tensor score_grad = at::bmm(matrices(grad_mBrcp), matrices(f.x_mBrcp).transpose(1, 2)).view(f.scores_mBrcc.sizes());
 
-  const at::Tensor log_decay = log_decay_gradient(score_grad * f.scores_Bmrcc, by_head(a.reads_Bmcrp * read_Bmcrp, r).sum(-1),
-                                                  (f.x_Bmrcp * pulled).sum(-1).mul_(f.decay.to_end_Bmrc), a.decay_end_Bmr);
+  const at::Tensor log_decay = log_decay_gradient(score_grad * f.scores_mBrcc, by_head(a.reads_mBcrp * read_mBcrp, r).sum(-1),
+                                                  (f.x_mBrcp * pulled).sum(-1).mul_(f.decay.to_end_mBrc), a.decay_end_mBr);
 
-  const at::Tensor inside = (score_grad * f.decay.between_Bmrcc).sum(2);  // of C Bᵀ, over the heads of a group
-  const at::Tensor c_grad = at::matmul(inside, f.b_Bmcn).add_(at::matmul(a.reads_Bmcrp, states_Bmnrp.transpose(2, 3)));
-  const at::Tensor b_grad = at::matmul(inside.transpose(2, 3), f.c_Bmcn).add_(a.b_Bmcn);
+  const at::Tensor inside = (score_grad * f.decay.between_mBrcc).sum(2);  // of C Bᵀ, over the heads of a group
+  const at::Tensor c_grad = at::matmul(inside, f.b_mBcn).add_(at::matmul(a.reads_mBcrp, states_mBnrp.transpose(2, 3)));
+  const at::Tensor b_grad = at::matmul(inside.transpose(2, 3), f.c_mBcn).add_(a.b_mBcn);
   scatter(group_view(into.c, slice, block), c_grad);
   scatter(group_view(into.b, slice, block), b_grad);
-  scatter(head_view(into.x, slice, block, r), x_grad * column(f.dt_Bmrc));
+  scatter(head_view(into.x, slice, block, r), x_grad * column(f.dt_mBrc));
   const at::Tensor x = gather(head_view(in.x_NTHp, slice, block, r), x_grad.scalar_type());
   scatter(scalar_view(into.dt, slice, block, r), (x_grad * x).sum(-1));
   return log_decay;
@@ -185,19 +186,19 @@ void backward_slice(const StateSpaceInput& in, const ScanPlan& plan, const ScanS
   const auto dtype = wide.dtype().toScalarType();
   at::Tensor adjoint = gather_state(transposed_state(grad_end_state), slice, shape, wide);
   at::Tensor a_grad_Br = at::zeros({slice.batch(), r}, wide.dtype(at::kDouble));
-  const at::Tensor a_gr = in.a_H.narrow(0, slice.first_group * r, slice.groups * r).view({1, slice.groups, 1, r, 1});
+  const at::Tensor a_gr = in.a_H.narrow(0, slice.first_group * r, slice.groups * r).view({slice.groups, r, 1});
   const auto blocks = plan.blocks(slice);
   for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
     const BlockFactors f = block_factors(in, plan, slice, *block);
-    at::Tensor state = gather(plan.block_state(block_states, slice, *block), dtype);
-    const at::Tensor states = at::empty({slice.batch(), block->chunks, shape.key_size, r * shape.value_size}, wide);
+    at::Tensor state = gather(plan.block_state(block_states, slice, *block), dtype).squeeze(0);
+    const at::Tensor states = at::empty({block->chunks, slice.batch(), shape.key_size, r * shape.value_size}, wide);
     const at::Tensor read = scan_block(f, state, states);
-    const at::Tensor grad = grad_out.defined() ? gather_heads(grad_out, slice, *block, r, dtype) : at::zeros_like(f.x_Bmrcp);
+    const at::Tensor grad = grad_out.defined() ? gather_heads(grad_out, slice, *block, r, dtype) : at::zeros_like(f.x_mBrcp);
     const BlockAdjoints adjoints = walk_back(f, states, grad, adjoint);
     const at::Tensor log_decay = write_gradients(in, f, states, read, adjoints, grad, slice, *block, into);
     const at::Tensor dt_view = scalar_view(into.dt, slice, *block, r);
-    dt_view.addcmul_(log_decay.unflatten(0, {slice.sequences, slice.groups}), a_gr);
-    a_grad_Br.add_((log_decay * f.dt_Bmrc).sum(at::IntArrayRef{1, 3}, /*keepdim=*/false, at::kDouble));
+    dt_view.addcmul_(log_decay.unflatten(1, {slice.sequences, slice.groups}), a_gr);
+    a_grad_Br.add_((log_decay * f.dt_mBrc).sum(at::IntArrayRef{0, 3}, /*keepdim=*/false, at::kDouble));
   }
   scatter_state(state_grad.transpose(2, 3), slice, adjoint);
   a_grad_NH.narrow(0, slice.first_sequence, slice.sequences)
