@@ -86,6 +86,7 @@ std::unique_ptr<Decoder> open_model(const core::model::ModelConfig& config, Prog
   progress.begin(fmt::format("reading {} as {}", config.path, name_of(config.dtype)));
   auto decoder = core::model::load_decoder(config.path, core::device::parse_dtype(std::string(name_of(config.dtype))), device);
   progress.done();
+  for (const std::string& note : decoder->notes()) progress.say("  model: " + note);
   return decoder;
 }
 

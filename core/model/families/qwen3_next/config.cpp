@@ -95,7 +95,6 @@ Config read_qwen3_5(const JsonReader& config, bool moe) {
 }
 
 Config read_qwen3_5_multimodal(const JsonReader& config, bool moe) {
-  refuse_unsupported(config);  // quantization is said here, not in text_config
   const JsonReader text = config.section("text_config");
   const std::string wanted = moe ? "qwen3_5_moe_text" : "qwen3_5_text";
   if (text.text("model_type", wanted) != wanted) text.refuse("model_type", wanted);
