@@ -266,8 +266,9 @@ TEST(FalconConfig, ReadsItsMultipliers) {
 }
 
 TEST(MambaFamilies, DeclareTheTensorsOfTheirCheckpoints) {
-  for (const std::string variant : {"mamba2", "mamba2_tied", "nemotron_h", "nemotron_h_moe", "bamba", "falcon_h1", "falcon_h1_norm",
-                                    "granitemoehybrid", "granitemoehybrid_dense"}) {
+  for (const std::string variant :
+       {"mamba2", "mamba2_tied", "nemotron_h", "nemotron_h_moe", "nemotron_h_latent", "bamba", "falcon_h1", "falcon_h1_norm",
+        "falcon_h1_norm_first", "granitemoehybrid", "granitemoehybrid_dense"}) {
     const DecoderParts parts = read_parts(test::golden_folder(variant));
     const Checkpoint checkpoint(test::golden_folder(variant));
     EXPECT_EQ(parts.builder.parameters.size(), checkpoint.tensors().size()) << variant;
