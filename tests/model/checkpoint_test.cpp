@@ -3,6 +3,7 @@
 
 #include "core/base/errors.h"
 #include "core/model/decoder.h"
+#include "core/model/describe.h"
 #include "tests/support/fixture.h"
 
 #include <ATen/ATen.h>
