@@ -300,16 +300,18 @@ at::Tensor absorbed_latent_attention(const std::vector<at::Tensor>& x, double sc
   return out;
 }
 
-at::Tensor experts_in_loops(const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights, const at::Tensor& gate_up,
+// gate_up [E, 2 I, D] with silu, or up [E, I, D] with relu².
+at::Tensor experts_in_loops(const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights, const at::Tensor& in,
                             const at::Tensor& down) {
   const int64_t width = down.size(2);
   at::Tensor out = at::zeros_like(x);
   for (int64_t t = 0; t < x.size(0); ++t) {
     for (int64_t j = 0; j < chosen.size(1); ++j) {
       const int64_t e = chosen[t][j].item<int64_t>();
-      const at::Tensor both = gate_up[e].matmul(x[t]);
-      const at::Tensor gate = both.slice(0, 0, width);
-      out[t] += weights[t][j] * down[e].matmul(gate / (1 + (-gate).exp()) * both.slice(0, width));
+      const at::Tensor inner = in[e].matmul(x[t]), first = inner.slice(0, 0, width);
+      const bool gated = in.size(1) == 2 * width;
+      const at::Tensor active = gated ? first / (1 + (-first).exp()) * inner.slice(0, width) : first * first * (first > 0);
+      out[t] += weights[t][j] * down[e].matmul(active);
     }
   }
   return out;
@@ -348,6 +350,13 @@ TEST(ReferenceOperations, ExpertsAreTheWeightedSumOfTheChosen) {
   EXPECT_LE(test::relative_l2(execution.experts(x, chosen, weights, experts),
                               experts_in_loops(x, chosen, weights, gate_up.value, down.value)),
             kSameSum);
+
+  const Parameter up = parameter(random.normal({4, 3, 5}));
+  ExpertWeights plain{.down = experts.down, .activation = core::model::Activation::kRelu2};
+  for (int64_t e = 0; e < 4; ++e) plain.up.push_back({&up, e});
+  EXPECT_LE(
+      test::relative_l2(execution.experts(x, chosen, weights, plain), experts_in_loops(x, chosen, weights, up.value, down.value)),
+      kSameSum);
 }
 
 TEST(ReferenceOperations, SparseAttentionWithoutASelectionIsAnError) {
