@@ -47,6 +47,23 @@ def names(case_of, folder, variant, fault, arm="exact"):
     return done.returncode, [finding["name"] for finding in report["steps"][0]["findings"]]
 
 
+FORWARD = [("deepseek_v32", "top-k in halves", "wrong_key_selection"), ("glm_moe_dsa", "top-k in halves", "wrong_key_selection"),
+           ("deepseek_v3", "bias in routing weights", "wrong_routing_weights"),
+           ("glm4_moe", "bias in routing weights", "wrong_routing_weights"),
+           ("qwen3_next", "decay after the step", "wrong_delta_rule"), ("qwen3_5", "decay after the step", "wrong_delta_rule")]
+
+
+@pytest.mark.parametrize("variant, fault, name", FORWARD)
+def test_a_wrong_forward_pass_is_named_by_its_trace(tmp_path, variant, fault, name):
+    right, wrong = planted_faults.Case(variant), planted_faults.plant(planted_faults.Case(variant), fault)
+    for traced, expected in ((True, name), (False, "different_forward")):
+        paths = [case.write(tmp_path / f"{arm}.h5", arm, *case.whole(), case.trace() if traced else None)
+                 for arm, case in (("reference", right), ("exact", wrong))]
+        done = subprocess.run([COMPARE, *paths, "--json"], capture_output=True, text=True)
+        assert done.returncode == 1, done.stderr
+        assert [finding["name"] for finding in json.loads(done.stdout)["steps"][0]["findings"]] == [expected]
+
+
 @pytest.mark.parametrize("variant", RECURRENT + LATENT + ["glm4_moe", "qwen3_5_moe"])
 def test_no_fault_has_no_name(case_of, tmp_path, variant):
     assert names(case_of, tmp_path, variant, lambda case: case.without_adjoint()) == (0, [])
