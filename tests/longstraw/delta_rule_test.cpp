@@ -3,6 +3,7 @@
 
 #include "core/base/errors.h"
 #include "tests/support/closeness.h"
+#include "tests/support/fixture.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -127,6 +128,21 @@ RC_GTEST_PROP(DeltaRule, ChunksAreTheRecurrence, ()) {
   if (*rc::gen::inRange(0, 4) == 0) c.grad_end_state.reset();
   const int64_t chunk = size({1, 5, 16, 64});
   RC_ASSERT(worst_error(chunked(c, chunk), naive(c)) <= kRounding);
+}
+
+// What transformers' own token-by-token rule gives (fixtures/make_recurrence_golden.py).
+TEST(DeltaRule, GoldenValuesOfTransformers) {
+  const auto golden = test::read_tensors("fixtures/recurrence/delta_rule.safetensors");
+  Case c;
+  c.input = {
+      golden.at("query"), golden.at("key"), golden.at("value"), golden.at("log_decay"), golden.at("beta"), golden.at("state"), {}};
+  c.grad_out = golden.at("grad_out");
+  c.grad_end_state = golden.at("grad_end");
+  const Result wanted{golden.at("out"),
+                      golden.at("end"),
+                      {golden.at("grad.query"), golden.at("grad.key"), golden.at("grad.value"), golden.at("grad.log_decay"),
+                       golden.at("grad.beta"), golden.at("grad.state")}};
+  for (const int64_t chunk : {7, 64}) EXPECT_LE(worst_error(chunked(c, chunk), wanted), kRounding);
 }
 
 TEST(DeltaRule, LongAndRaggedSequencesAreTheRecurrence) {

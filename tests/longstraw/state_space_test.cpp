@@ -3,6 +3,7 @@
 
 #include "core/base/errors.h"
 #include "tests/support/closeness.h"
+#include "tests/support/fixture.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -121,6 +122,20 @@ RC_GTEST_PROP(StateSpace, ChunksAreTheRecurrence, ()) {
   if (*rc::gen::inRange(0, 4) == 0) c.grad_end_state.reset();
   const int64_t chunk = size({1, 5, 16, 64});
   RC_ASSERT(worst_error(chunked(c, chunk), naive(c)) <= kRounding);
+}
+
+// What transformers' own code gives (fixtures/make_recurrence_golden.py).
+TEST(StateSpace, GoldenValuesOfTransformers) {
+  const auto golden = test::read_tensors("fixtures/recurrence/state_space.safetensors");
+  Case c;
+  c.input = {golden.at("x"), golden.at("dt"), golden.at("a"), golden.at("b"), golden.at("c"), golden.at("state"), {}};
+  c.grad_out = golden.at("grad_out");
+  c.grad_end_state = golden.at("grad_end");
+  const Result wanted{golden.at("out"),
+                      golden.at("end"),
+                      {golden.at("grad.x"), golden.at("grad.dt"), golden.at("grad.a"), golden.at("grad.b"), golden.at("grad.c"),
+                       golden.at("grad.state")}};
+  for (const int64_t chunk : {7, 64}) EXPECT_LE(worst_error(chunked(c, chunk), wanted), kRounding);
 }
 
 TEST(StateSpace, LongAndRaggedSequencesAreTheRecurrence) {
