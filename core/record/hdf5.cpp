@@ -86,8 +86,10 @@ std::vector<T> read_numbers(hid_t parent, const std::string& name, hid_t memory_
   return values;
 }
 
-std::vector<std::string> read_fixed_texts(hid_t dataset, std::size_t count, std::size_t width, const std::string& place) {
+std::vector<std::string> read_fixed_texts(hid_t dataset, std::size_t count, hid_t file_type, const std::string& place) {
+  const std::size_t width = H5Tget_size(file_type);
   const Handle type = text_type(width, Doing::kReading, place);
+  check(H5Tset_cset(type.id(), H5Tget_cset(file_type)), Doing::kReading, place);  // h5py writes bytes as ASCII
   std::vector<char> bytes(count * width);
   check(H5Dread(dataset, type.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes.data()), Doing::kReading, place);
   std::vector<std::string> texts(count);
@@ -260,7 +262,7 @@ std::vector<std::string> read_texts(hid_t parent, const std::string& name, const
   const std::size_t count = length_of(dataset.id(), place);
   if (count == 0) return {};
   if (H5Tis_variable_str(type.id()) > 0) return read_variable_texts(dataset.id(), count, type.id(), place);
-  return read_fixed_texts(dataset.id(), count, H5Tget_size(type.id()), place);
+  return read_fixed_texts(dataset.id(), count, type.id(), place);
 }
 
 std::vector<std::int64_t> shape_of(hid_t dataset, const std::string& where) {

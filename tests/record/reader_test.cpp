@@ -154,6 +154,26 @@ TEST(Reader, RefusesARecordThatIsBeingWritten) {
   EXPECT_NO_THROW(check_sample_step(path, 0));
 }
 
+TEST(Reader, ReadsAsciiTextOfOtherTools) {
+  const TemporaryFolder folder;
+  const auto path = closed_sample(folder);
+  edit(path, [&](hid_t file) {
+    const char* name = "/steps/000000/responses/prompt_id";
+    H5Ldelete(file, name, H5P_DEFAULT);
+    const hsize_t count = sample_responses(0).size();
+    const std::vector<char> text(count * 3, 'q');
+    const hid_t space = H5Screate_simple(1, &count, nullptr), type = H5Tcopy(H5T_C_S1);
+    H5Tset_size(type, 3);
+    H5Tset_strpad(type, H5T_STR_NULLPAD);
+    const hid_t dataset = H5Dcreate2(file, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, text.data());
+    H5Dclose(dataset);
+    H5Tclose(type);
+    H5Sclose(space);
+  });
+  for (const auto& response : RecordReader(path).responses(0)) EXPECT_EQ(response.prompt_id, "qqq");
+}
+
 TEST(Reader, ReadsChunkedAndCompressedGradientsOfOtherTools) {
   const TemporaryFolder folder;
   const auto path = closed_sample(folder);
