@@ -80,13 +80,14 @@ def flops(kind, shape, tokens):
     heads = r * G
     state = heads * k * v          # a token against the state
     inside = heads * c * v         # a token's scores against its chunk's values
+    pairs = heads * c * c          # gradients of pairs summed into those of the decays
     scores = G * c * k             # a token's scores, once a group
-    if kind == "delta_rule":       # forward: 2 reads, 1 write; (I + A)^-1 and P; two kinds of scores
+    if kind == "delta_rule":       # forward: 2 reads, 1 write; (I + A)^-1 and P; scores of queries and of keys
         forward = 3 * state + 2 * inside + 2 * scores
-        backward = forward - inside + 6 * state + 4 * inside + 4 * scores
+        backward = (forward - state - inside) + 6 * state + 4 * inside + 4 * scores + pairs   # in brackets: recomputed
     else:
         forward = 2 * state + inside + scores
-        backward = forward - inside + 4 * state + 2 * inside + 2 * scores
+        backward = (forward - state - inside) + 4 * state + 2 * inside + 2 * scores + pairs
     return 2 * tokens * forward, 2 * tokens * (forward + backward)
 
 
@@ -114,43 +115,46 @@ def measure(kind, name, shape, options, folder):
 
 
 def rows_of(result, speed):
+    """One row a program: seconds, CPU seconds, how many times transformers' they fit into, share of the GEMM speed."""
+    theirs = result.get("transformers")
     for side in ("ours", "transformers"):
         if side not in result:
             continue
         said = result[side]
-        forward, both = statistics.median(said["forward"]), statistics.median(said["both"])
-        row = [result["kind"], result["name"], side, f"{forward:.2f}", f"{both:.2f}"]
+        middle = {key: statistics.median(said[key]) for key in ("forward", "both", "forward_cpu", "both_cpu")}
+        row = [result["kind"], result["name"], side, *(f"{middle[key]:.2f}" for key in middle)]
         if side == "ours":
-            ratios = [statistics.median(result["transformers"][key]) / seconds for key, seconds in (("forward", forward), ("both", both))] \
-                if "transformers" in result else None
-            row += [f"{ratios[0]:.1f}x", f"{ratios[1]:.1f}x"] if ratios else ["-", "-"]
-            row += [f"{100 * result['flops'][0] / forward / speed:.0f} %", f"{100 * result['flops'][1] / both / speed:.0f} %"]
+            row += [f"{statistics.median(theirs[key]) / middle[key]:.1f}x" if theirs else "-" for key in middle]
+            row += [f"{100 * count / middle[key] / speed:.0f} %" for count, key in zip(result["flops"], ("forward", "both"))]
         else:
-            row += ["-"] * 4
-        row += [common.mebibytes(said["peak_bytes"]), f"{max(result['relative_l2'].values()):.1e}" if side == "ours" and "relative_l2" in result else "-"]
-        yield row
+            row += ["-"] * 6
+        distance = f"{max(result['relative_l2'].values()):.1e}" if side == "ours" and theirs else "-"
+        yield row + [common.mebibytes(said["peak_bytes"]), distance]
 
 
 def report(result):
     machine = result["machine"]
-    head = (f"# Recurrent mixers\n\n{result['tokens']} tokens of one sequence, {result['dtype']}, an initial state, gradients of output and end "
-            f"state. {machine['cpu']}, {machine['threads']} of {machine['cores']} threads, {machine['memory_GiB']} GiB, torch {machine['torch']}. "
-            f"GEMM: {result['gemm_flops_per_second'] / 1e9:.0f} GFLOP/s.\n\n")
-    shapes = "".join(f"- {run['kind']}, {run['name']}: {run['shape']['repeat'] * run['shape']['groups']} heads in {run['shape']['groups']} groups, "
-                     f"keys of {run['shape']['key']}, values of {run['shape']['value']}, chunks of {run['shape']['chunk']}\n" for run in result["runs"])
+    head = (f"# Recurrent mixers\n\n{result['tokens']} tokens of one sequence, {result['dtype']}, an initial state, gradients of "
+            f"output and end state. {machine['cpu']}, {machine['threads']} of {machine['cores']} threads, "
+            f"{machine['memory_GiB']} GiB, torch {machine['torch']}. GEMM: {result['gemm_flops_per_second'] / 1e9:.0f} GFLOP/s.\n\n")
+    for run in result["runs"]:
+        shape = run["shape"]
+        head += (f"- {run['kind']}, {run['name']}: {shape['repeat'] * shape['groups']} heads in {shape['groups']} groups, "
+                 f"keys of {shape['key']}, values of {shape['value']}, chunks of {shape['chunk']}\n")
     rows = [row for run in result["runs"] for row in rows_of(run, result["gemm_flops_per_second"])]
-    table = common.table(["mixer", "shape", "code", "forward s", "with backward s", "forward", "with backward", "GEMM share", "with backward",
-                          "peak MiB", "worst L2"], rows)
-    return head + shapes + "\n" + table
+    columns = ["mixer", "shape", "code", "forward s", "with backward s", "forward CPU s", "with backward CPU s",
+               "forward", "with backward", "forward CPU", "with backward CPU", "GEMM share", "with backward", "peak MiB", "worst L2"]
+    return head + "\n" + common.table(columns, rows)
 
 
 def main():
     options = parse()
     speed = last_line([common.build_folder() / "bin" / "longstraw_bench_gemm", options.threads], options.threads)["flops_per_second"]
     with common.scratch() as folder:
-        runs = [measure(kind, name, shape, options, pathlib.Path(folder)) for kind, shapes in SHAPES.items() for name, shape in shapes.items()]
-    result = {"format": "longstraw-bench-mixers", "format_version": 1, "tokens": options.tokens, "dtype": options.dtype, "repeat": options.repeat,
-              "machine": common.machine(options.threads), "gemm_flops_per_second": speed, "runs": runs}
+        runs = [measure(kind, name, shape, options, pathlib.Path(folder))
+                for kind, shapes in SHAPES.items() for name, shape in shapes.items()]
+    result = {"format": "longstraw-bench-mixers", "format_version": 1, "tokens": options.tokens, "dtype": options.dtype,
+              "repeat": options.repeat, "machine": common.machine(options.threads), "gemm_flops_per_second": speed, "runs": runs}
     common.write_results(options, "mixers", result, report(result))
 
 

@@ -3,6 +3,7 @@
 
 #include "core/base/errors.h"
 #include "tests/support/closeness.h"
+#include "tests/support/fixture.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -106,6 +107,19 @@ RC_GTEST_PROP(CausalConvolution, PiecesAreTheDefinition, ()) {
   if (*rc::gen::inRange(0, 4) == 0) c.grad_out.reset();
   if (*rc::gen::inRange(0, 4) == 0) c.grad_end_window.reset();
   RC_ASSERT(worst_error(ours(c), naive(c)) <= kRounding);
+}
+
+// What transformers' own code gives (fixtures/make_recurrence_golden.py).
+TEST(CausalConvolution, GoldenValuesOfTransformers) {
+  const auto golden = test::read_tensors("fixtures/recurrence/causal_convolution.safetensors");
+  Case c;
+  c.input = {golden.at("x"), golden.at("window"), golden.at("weight"), golden.at("bias"), {}};
+  c.grad_out = golden.at("grad_out");
+  c.grad_end_window = golden.at("grad_end");
+  const Result wanted{golden.at("out"),
+                      golden.at("end"),
+                      {golden.at("grad.x"), golden.at("grad.window"), golden.at("grad.weight"), golden.at("grad.bias")}};
+  EXPECT_LE(worst_error(ours(c), wanted), kRounding);
 }
 
 // More tokens than one piece holds, more channels than one range, several threads.
