@@ -67,7 +67,7 @@ at::Tensor inverse_unit_lower(const at::Tensor& a) {
     return at::linalg_solve_triangular(a, at::eye(c, a.options()).expand_as(a), /*upper=*/false, /*left=*/true,
                                        /*unitriangular=*/true);
   }
-  // LibTorch's solver takes three times as long on matrices this small.
+  // LibTorch's solver takes twice as long on matrices this small.
   const at::Tensor from = a.contiguous();
   at::Tensor x = at::empty_like(from);
   const int64_t count = from.numel() / (c * c);
@@ -100,7 +100,7 @@ struct BlockFactors {
 // e^{...} or β [m, B, r, c] as a column beside [m, B, r, c, v].
 at::Tensor column(const at::Tensor& x_mBrc) { return x_mBrc.unsqueeze(-1); }
 
-// [m, B, r, ...] -> [B·m·r, ...]
+// [m, B, r, ...] -> [m·B·r, ...]
 at::Tensor matrices(const at::Tensor& x) { return x.flatten(0, 2); }
 
 // The same numbers of [m, B, c, r·v] seen as [m, B, r, c, v].
@@ -134,7 +134,7 @@ BlockFactors block_factors(const DeltaRuleInput& in, const ScanPlan& plan, const
 
 // What a block's chunks make of the state, chunk by chunk.
 struct BlockScan {
-  at::Tensor states_mBkrv;   // at each chunk's start; only the last one's where they aren't kept
+  at::Tensor states_mBkrv;   // at each chunk's start; undefined where they aren't kept
   at::Tensor read_mB2rv;     // Q̂ S over K̂ S, [m, B, 2c, r·v]
   at::Tensor error_mBrcv;    // V − e^G ∘ K̂ S
   at::Tensor update_mBrcv;   // U

@@ -41,7 +41,7 @@ ScanShape checked_shape(const StateSpaceInput& in) {
 // e^{...} or dt [m, B, r, c] as a column beside [m, B, r, c, p].
 at::Tensor column(const at::Tensor& x_mBrc) { return x_mBrc.unsqueeze(-1); }
 
-// [m, B, r, ...] -> [B·m·r, ...]
+// [m, B, r, ...] -> [m·B·r, ...]
 at::Tensor matrices(const at::Tensor& x) { return x.flatten(0, 2); }
 
 // The same numbers of [.., c, r·p] seen as [.., r, c, p].
