@@ -22,6 +22,8 @@ def hybrid():
     config = transformers.Qwen3_5TextConfig(
         **LONG, intermediate_size=64, num_hidden_layers=4, num_attention_heads=1, num_key_value_heads=1, head_dim=16,
         linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=1, linear_num_value_heads=2,
+        # Not last: a last layer of full attention would only keep its keys and values, and attend to nothing.
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
         rope_parameters=dict(rope_type="default", rope_theta=10000000.0, partial_rotary_factor=0.25))
     return transformers.Qwen3_5ForCausalLM, config
 

@@ -1,12 +1,15 @@
 #include "longstraw/token_costs.h"
 
 #include "longstraw/attention_block.h"
+#include "longstraw/chunked_scan.h"
 #include "longstraw/loss_head.h"
 #include "longstraw/prefix_attention.h"
 #include "longstraw/segment_execution.h"
 #include "longstraw/sparse_attention.h"
 
 #include "core/device/device.h"
+
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <limits>
@@ -20,7 +23,23 @@ namespace model = core::model;
 // in its backward pass beside the graph.
 struct BlockCost {
   int64_t graph = 0, state_graph = 0, forward = 0, backward = 0;
+  int64_t scratch = 0;  // of the backward pass, whatever the number of tokens
 };
+
+// How a scan over one long sequence is cut on CPU (chunked_scan.h): a state is kept for each block, and each thread works on one.
+struct Scan {
+  int64_t block_tokens, scratch;
+};
+Scan scan_of(int64_t groups, int64_t repeat, int64_t key, int64_t value, int64_t wide) {
+  const ScanShape shape{
+      .sequences = 1, .tokens = 64 * kRecurrentChunk, .groups = groups, .repeat = repeat, .key_size = key, .value_size = value};
+  const ScanPlan plan("memory plan", shape, {}, kRecurrentChunk, at::kCPU);
+  const ScanSlice& slice = plan.slices().front();
+  const int64_t tokens = plan.blocks(slice).front().tokens();
+  const int64_t workers = std::min<int64_t>(at::get_num_threads(), static_cast<int64_t>(plan.slices().size()));
+  // Rows of values (three of their size) and pairs of a chunk's tokens (two) are alive at once.
+  return {tokens, workers * slice.batch() * tokens * repeat * (3 * value + 2 * kRecurrentChunk) * wide};
+}
 
 // s: bytes of a number of the model; w: of a wide one; D: hidden size.
 struct CostOfBlock {
@@ -60,7 +79,9 @@ struct CostOfBlock {
     const int64_t wide_copy = s == w ? 0 : w;
     BlockCost cost;
     // Before and after the convolution; decay and step, each with what their activation keeps; the states of chunks.
-    cost.state_graph = 2 * channels * s + 5 * a.value_heads * w + a.value_heads * a.key_dim * a.value_dim * w / kRecurrentChunk;
+    const Scan scan = scan_of(a.key_heads, a.value_heads / a.key_heads, a.key_dim, a.value_dim, w);
+    cost.scratch = scan.scratch;
+    cost.state_graph = 2 * channels * s + 5 * a.value_heads * w + a.value_heads * a.key_dim * a.value_dim * w / scan.block_tokens;
     // Output, its norm, gate and the gated product.
     cost.graph = cost.state_graph + 4 * values * s + values * (w + 2 * wide_copy) + a.value_heads * w;
     cost.forward = (2 * channels + 3 * values) * w;
@@ -72,7 +93,10 @@ struct CostOfBlock {
     const int64_t inner = a.heads * a.head_dim, channels = inner + 2 * a.groups * a.state;
     const int64_t projected = inner + channels + a.heads, wide_copy = s == w ? 0 : w;
     BlockCost cost;
-    cost.state_graph = (projected + channels) * s + channels * wide_copy + 2 * a.heads * w + inner * a.state * w / kRecurrentChunk;
+    const Scan scan = scan_of(a.groups, a.heads / a.groups, a.state, a.head_dim, w);
+    cost.scratch = scan.scratch;
+    cost.state_graph =
+        (projected + channels) * s + channels * wide_copy + 2 * a.heads * w + inner * a.state * w / scan.block_tokens;
     // Skip, activated gate, gated, normed and scaled outputs.
     const int64_t pointwise = a.norm == model::StateSpaceShape::Norm::kNone ? 3 : 5;
     cost.graph = cost.state_graph + pointwise * inner * w + inner * (wide_copy == 0 ? 0 : s);
@@ -151,6 +175,7 @@ void TokenCosts::count_layers(const model::Decoder& decoder) {
         has_state |= block->has_state();
         forward_ = std::max(forward_, 2 * hidden_ * size_ + cost.forward);
         backward_ = std::max(backward_, 2 * hidden_ * size_ + cost.backward);
+        scratch_ = std::max(scratch_, cost.scratch);
         if (const auto* a = std::get_if<model::AttentionShape>(&shape)) {
           softmax_.push_back({a->heads, a->kv_heads, a->head_dim, a->head_dim, a->window, {}, released});
         } else if (const auto* l = std::get_if<model::LatentAttentionShape>(&shape)) {

@@ -33,6 +33,8 @@ class TokenCosts {
   // Alive a token at the widest moment of a forward pass without a graph, and of a backward pass beyond the graph.
   int64_t forward_working() const { return forward_; }
   int64_t backward_working() const { return backward_; }
+  // Of the scans of recurrent mixers, however many tokens.
+  int64_t backward_scratch() const { return scratch_; }
   // The loss over `tokens` tokens: a slice of logits twice, because the log-sum-exp needs a copy beside the logits; in a
   // narrow dtype the gradient of the output weight also exists before it is added to its accumulator.
   int64_t head(int64_t tokens) const;
@@ -57,7 +59,7 @@ class TokenCosts {
   int64_t size_, wide_;
   int64_t vocab_, hidden_;
   int64_t state_ = 0, adjoint_ = 0, border_ = 0, border_adjoint_ = 0;
-  int64_t graph_ = 0, state_graph_ = 0, forward_ = 0, backward_ = 0;
+  int64_t graph_ = 0, state_graph_ = 0, forward_ = 0, backward_ = 0, scratch_ = 0;
   std::vector<Windowed> windowed_;
   std::vector<Softmax> softmax_;
 };
