@@ -45,9 +45,7 @@ std::vector<Family> small_families() {
                               "falcon_h1_norm",
                               "falcon_h1_norm_first",
                               "granitemoehybrid",
-                              "granitemoehybrid_dense",
-                              "falcon_h1_norm_first",
-                              "nemotron_h_latent"}) {
+                              "granitemoehybrid_dense"}) {
     families.push_back({variant, golden_config(variant)});
   }
   return families;
