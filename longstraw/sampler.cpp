@@ -37,9 +37,8 @@ void capture_prompt(const Decoder& decoder, const std::vector<int64_t>& ids, int
                     core::model::SequenceLengths lengths, PromptState& state) {
   for (int64_t begin = 0; begin < state.capacity(); begin += segment_tokens) {
     const int64_t count = std::min(segment_tokens, state.capacity() - begin);
-    SegmentExecution execution({.spans = {{0, count}},
-                                .past = {&state, begin, INT64_MAX},
-                                .state_use = SegmentExecution::StateUse::kWrite});
+    SegmentExecution execution(
+        {.spans = {{0, count}}, .past = {&state, begin, INT64_MAX}, .state_use = SegmentExecution::StateUse::kWrite});
     const std::vector<int64_t> part(ids.begin() + begin, ids.begin() + begin + count);
     run_layers(decoder, part, positions_from(begin, count), lengths, execution, /*with_output=*/false);
     state.forget_before(begin + count);

@@ -154,7 +154,8 @@ Rotary read_rotary(const JsonReader& config, int64_t head_dim, const RotaryDefau
   Rotary rotary;
   rotary.type = read_type(section);
   rotary.dims = rotated_dims(section, config, head_dim, defaults.partial);
-  rotary.theta = section.has("rope_theta") ? section.positive_number("rope_theta") : config.positive_number("rope_theta", defaults.theta);
+  rotary.theta =
+      section.has("rope_theta") ? section.positive_number("rope_theta") : config.positive_number("rope_theta", defaults.theta);
   rotary.max_positions = config.positive("max_position_embeddings", defaults.max_positions);
   rotary.original_max_positions = config.has("original_max_position_embeddings")
                                       ? config.positive("original_max_position_embeddings")

@@ -28,12 +28,12 @@ struct DtypeRow {
   bool floating;
 };
 constexpr std::array kDtypes{
-    DtypeRow{StoredDtype::kF64, "F64", 8, true},  DtypeRow{StoredDtype::kF32, "F32", 4, true},
-    DtypeRow{StoredDtype::kF16, "F16", 2, true},  DtypeRow{StoredDtype::kBf16, "BF16", 2, true},
-    DtypeRow{StoredDtype::kF8E4m3, "F8_E4M3", 1, true},
-    DtypeRow{StoredDtype::kI64, "I64", 8, false}, DtypeRow{StoredDtype::kI32, "I32", 4, false},
-    DtypeRow{StoredDtype::kI16, "I16", 2, false}, DtypeRow{StoredDtype::kI8, "I8", 1, false},
-    DtypeRow{StoredDtype::kU8, "U8", 1, false},   DtypeRow{StoredDtype::kBool, "BOOL", 1, false},
+    DtypeRow{StoredDtype::kF64, "F64", 8, true},        DtypeRow{StoredDtype::kF32, "F32", 4, true},
+    DtypeRow{StoredDtype::kF16, "F16", 2, true},        DtypeRow{StoredDtype::kBf16, "BF16", 2, true},
+    DtypeRow{StoredDtype::kF8E4m3, "F8_E4M3", 1, true}, DtypeRow{StoredDtype::kI64, "I64", 8, false},
+    DtypeRow{StoredDtype::kI32, "I32", 4, false},       DtypeRow{StoredDtype::kI16, "I16", 2, false},
+    DtypeRow{StoredDtype::kI8, "I8", 1, false},         DtypeRow{StoredDtype::kU8, "U8", 1, false},
+    DtypeRow{StoredDtype::kBool, "BOOL", 1, false},
 };
 
 const DtypeRow& row_of(StoredDtype dtype) {
