@@ -4,16 +4,33 @@
 #include "app/interrupt.h"
 
 #include "core/base/errors.h"
+#include "reference/objective.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 
 namespace longstraw::app {
 namespace {
 
 namespace fs = std::filesystem;
 using core::data::Batch;
+
+// Equal responses with advantages of sum zero cancel: a model that is sure of itself, sampled at a low temperature. What
+// would be measured is rounding.
+bool responses_cancel(const Batch& batch, const core::objective::ObjectiveConfig& objective) {
+  std::map<std::vector<int64_t>, double> weights;
+  const std::vector<double> advantages = reference::advantages(batch, objective).front();
+  double largest = 0;
+  for (size_t m = 0; m < advantages.size(); ++m) {
+    weights[batch.front().responses[m].completion_ids] += advantages[m];
+    largest = std::max(largest, std::abs(advantages[m]));
+  }
+  const auto cancels = [&](const auto& entry) { return std::abs(entry.second) <= 1e-9 * largest; };
+  return std::all_of(weights.begin(), weights.end(), cancels);
+}
 
 void alternate_rewards(core::data::PromptGroup& group) {
   for (size_t m = 0; m < group.responses.size(); ++m) group.responses[m].reward = m % 2 == 0 ? 1.0 : 0.0;
@@ -91,12 +108,15 @@ Batch StudyData::sample(const StudyPoint& point) {
   for (const size_t row : rows_for(point)) {
     Batch batch{sampler_.sample(decoder_, row, last_tokens(row, point), rollout).group};
     if (!config_.data.reward) alternate_rewards(batch.front());
-    if (!has_no_gradient(batch, config_.objective)) return batch;
-    progress_.say(fmt::format("  prompt {}: all rewards are equal, so there is no gradient; taking the next prompt",
-                              sampler_.prompt_id(row)));
+    const bool equal_rewards = has_no_gradient(batch, config_.objective);
+    if (!equal_rewards && !responses_cancel(batch, config_.objective)) return batch;
+    progress_.say(fmt::format("  prompt {}: all {} are equal, so there is no gradient; taking the next prompt",
+                              sampler_.prompt_id(row), equal_rewards ? "rewards" : "responses"));
   }
-  throw FormatError(fmt::format("{}: no prompt of {} tokens got responses of different reward, so there is no gradient to measure",
-                                *config_.data.prompts, point.prompt_tokens));
+  throw FormatError(
+      fmt::format("{}: no prompt of {} tokens got different responses with different rewards, so there is no gradient to "
+                  "measure; wanted other prompts, a higher rollout.temperature or more responses a group",
+                  *config_.data.prompts, point.prompt_tokens));
 }
 
 Batch StudyData::batch(const StudyPoint& point) {

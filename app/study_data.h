@@ -27,7 +27,8 @@ class StudyData {
             Progress& progress);
 
   // Read from the folder, or sampled and written there. FormatError when no prompt has enough tokens, when the file that is
-  // there is of another prompt or shape, and when all prompts of that length get equal rewards.
+  // there is of another prompt or shape, and when there is no gradient at all prompts of that length: rewards are equal, or
+  // responses are.
   core::data::Batch batch(const StudyPoint& point);
 
  private:

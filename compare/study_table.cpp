@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <tuple>
 
 #include "compare/study.h"
 #include "core/base/errors.h"
@@ -82,6 +83,11 @@ std::string print(const Table& table, TableStyle style) {
   return text;
 }
 
+// Tails of one batch stand together, from the shortest: what is compared is read downwards.
+auto in_order(const core::record::StudyKey& k) {
+  return std::tie(k.family, k.model, k.dtype, k.prompt_tokens, k.group_size, k.response_tokens, k.seed, k.tail_tokens, k.arm);
+}
+
 struct Coordinate {
   const char* title;
   bool numeric;
@@ -93,13 +99,13 @@ const std::vector<Coordinate>& coordinates() {
   static const std::vector<Coordinate> all{
       {"family", false, [](const StudyKey& k) { return k.family; }},
       {"model", false, [](const StudyKey& k) { return k.model; }},
-      {"arm", false, [](const StudyKey& k) { return k.arm; }},
       {"dtype", false, [](const StudyKey& k) { return k.dtype; }},
       {"prompt", true, [](const StudyKey& k) { return std::to_string(k.prompt_tokens); }},
       {"group", true, [](const StudyKey& k) { return std::to_string(k.group_size); }},
       {"response", true, [](const StudyKey& k) { return std::to_string(k.response_tokens); }},
-      {"tail", true, [](const StudyKey& k) { return std::to_string(k.tail_tokens); }},
       {"seed", true, [](const StudyKey& k) { return std::to_string(k.seed); }},
+      {"tail", true, [](const StudyKey& k) { return std::to_string(k.tail_tokens); }},
+      {"arm", false, [](const StudyKey& k) { return k.arm; }},
   };
   return all;
 }
@@ -108,7 +114,7 @@ const std::vector<Coordinate>& coordinates() {
 
 std::string study_table(std::vector<StudyCell> cells, TableStyle style) {
   if (cells.empty()) return "no cells\n";
-  std::sort(cells.begin(), cells.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
+  std::sort(cells.begin(), cells.end(), [](const auto& a, const auto& b) { return in_order(a.key) < in_order(b.key); });
   Table table;
   std::vector<const Coordinate*> shown;
   std::string said;

@@ -137,7 +137,7 @@ TEST(StudyTable, SaysOnceWhatAllCellsShare) {
   auto first = cell_of(sample()), second = first;
   second.key.prompt_tokens = 16;
   const auto text = study_table({first, second});
-  EXPECT_THAT(text, HasSubstr("family llama, model tiny, arm detached, dtype float64, group 2, response 8, tail 0, seed 0\n\n"));
+  EXPECT_THAT(text, HasSubstr("family llama, model tiny, dtype float64, group 2, response 8, seed 0, tail 0, arm detached\n\n"));
   EXPECT_THAT(text, HasSubstr("prompt  cosine  relative L2"));
   EXPECT_LT(text.find("\n    16"), text.find("\n    64"));
 }
