@@ -41,7 +41,8 @@ class StudyMeasurement {
 
 enum class TableStyle { kText, kMarkdown };
 
-// One line a cell, the tails of one batch below each other; columns that have one value in all cells are said once, above the table.
+// One line a cell, the tails of one batch below each other; columns that have one value in all cells are said once, above the
+// table.
 std::string study_table(std::vector<core::record::StudyCell> cells, TableStyle style = TableStyle::kText);
 // One line a layer or a kind of one cell. `scope` is kLayer or kKind.
 std::string study_breakdown(const core::record::StudyCell& cell, core::record::StudyScope scope,
