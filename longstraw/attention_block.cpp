@@ -1,5 +1,7 @@
 #include "longstraw/attention_block.h"
 
+#include "core/device/device.h"
+
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -7,6 +9,8 @@
 
 namespace longstraw {
 namespace {
+
+using core::device::accumulation_dtype;
 
 constexpr int64_t kTileElements = int64_t{1} << 19;  // of one score tile, so that it stays in cache
 
@@ -20,8 +24,6 @@ bool has_flash_kernel(const at::Tensor& query, const at::Tensor& key, const at::
 }
 
 int64_t tile_width(int64_t rows) { return std::max<int64_t>(64, kTileElements / std::max<int64_t>(rows, 1)); }
-
-at::ScalarType wide(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
 // [H, T, d] -> [G, (H/G)·T, d]: the queries of a group of heads as rows of one matrix.
 at::Tensor group_rows(const at::Tensor& x_HTd, int64_t groups) {
@@ -40,7 +42,7 @@ at::Tensor tile_bias(const BlockMask& mask, int64_t queries, int64_t key_begin, 
 
 // a · b − shift in wide dtype; a [G, R, d], b [G, d, n], shift [G, R, 1] or undefined. One pass where dtypes allow it.
 at::Tensor product_minus(const at::Tensor& a, const at::Tensor& b, const at::Tensor& shift) {
-  const auto high = wide(a.scalar_type());
+  const auto high = accumulation_dtype(a.scalar_type());
   if (!shift.defined()) return at::bmm(a, b).to(high);
   if (a.scalar_type() != high) return at::bmm(a, b).to(high).sub_(shift);
   return at::baddbmm(shift.expand({a.size(0), a.size(1), b.size(2)}), a, b, /*beta=*/-1);
@@ -67,7 +69,7 @@ PartialAttention attend_tiled(const at::Tensor& query_HTd, const at::Tensor& key
                               const BlockMask& mask) {
   const int64_t groups = key_GNd.size(0), queries = query_HTd.size(1);
   const at::Tensor query_GRd = group_rows(query_HTd * scale, groups);
-  const auto options = query_HTd.options().dtype(wide(query_HTd.scalar_type()));
+  const auto options = query_HTd.options().dtype(accumulation_dtype(query_HTd.scalar_type()));
   at::Tensor top = at::full({groups, query_GRd.size(1), 1}, -INFINITY, options);
   at::Tensor sum = at::zeros_like(top);
   at::Tensor out = at::zeros({groups, query_GRd.size(1), value_GNd.size(2)}, options);
@@ -92,7 +94,7 @@ BlockGradients backward_tiled(const at::Tensor& grad_HTd, const at::Tensor& quer
                               const at::Tensor& value_GNd, const PartialAttention& merged, double scale, const BlockMask& mask,
                               bool want_key_value) {
   const int64_t groups = key_GNd.size(0), queries = query_HTd.size(1);
-  const auto high = wide(query_HTd.scalar_type());
+  const auto high = accumulation_dtype(query_HTd.scalar_type());
   const at::Tensor query_GRd = group_rows(query_HTd * scale, groups), grad_GRd = group_rows(grad_HTd, groups);
   const at::Tensor lse = merged.lse_HT.reshape({groups, -1, 1});
   const at::Tensor delta = (grad_HTd.to(high) * merged.out_HTd.to(high)).sum(-1).reshape({groups, -1, 1});
@@ -125,14 +127,16 @@ BlockGradients backward_tiled(const at::Tensor& grad_HTd, const at::Tensor& quer
 
 int64_t tile_bytes(int64_t rows, int64_t keys, c10::ScalarType dtype) {
   // Scores and the gradient of them, wide; in a narrow dtype also the product that one of them was converted from.
-  const auto high = static_cast<int64_t>(c10::elementSize(wide(dtype))), low = static_cast<int64_t>(c10::elementSize(dtype));
+  const auto high = static_cast<int64_t>(c10::elementSize(accumulation_dtype(dtype))),
+             low = static_cast<int64_t>(c10::elementSize(dtype));
   return rows * std::min(keys, tile_width(rows)) * (2 * high + (low == high ? 0 : low));
 }
 
 int64_t flash_scratch_bytes(int64_t queries, int64_t keys, c10::ScalarType dtype) {
   // The kernel's own block sizes; each thread has a block of scores and one of their gradient, wide and narrow.
   const int64_t query_block = queries >= 768 ? 256 : queries >= 192 ? 64 : 32;
-  const auto high = static_cast<int64_t>(c10::elementSize(wide(dtype))), low = static_cast<int64_t>(c10::elementSize(dtype));
+  const auto high = static_cast<int64_t>(c10::elementSize(accumulation_dtype(dtype))),
+             low = static_cast<int64_t>(c10::elementSize(dtype));
   return at::get_num_threads() * query_block * std::min<int64_t>(keys, 512) * 2 * (high + (low == high ? 0 : low));
 }
 

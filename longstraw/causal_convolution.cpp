@@ -1,7 +1,7 @@
 #include "longstraw/causal_convolution.h"
 
 #include "core/base/errors.h"
-#include "longstraw/chunked_scan.h"
+#include "core/device/device.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -15,6 +15,8 @@
 
 namespace longstraw {
 namespace {
+
+using core::device::accumulation_dtype;
 
 // Tokens × channels of a piece, so that its handful of wide temporaries stay in cache; a GPU takes larger ones.
 constexpr int64_t kCpuElements = int64_t{1} << 15;
@@ -80,7 +82,7 @@ struct Channels {
 };
 
 Channels channels_at(const ConvolutionInput& in, int64_t first, int64_t count) {
-  const auto wide = wide_type(in.x_NTC.scalar_type());
+  const auto wide = accumulation_dtype(in.x_NTC.scalar_type());
   Channels c{first, count, in.weight_C1K.narrow(0, first, count).squeeze(1).t().to(wide).contiguous(), {}};
   if (in.bias_C.defined()) c.bias_c = in.bias_C.narrow(0, first, count).to(wide);
   return c;
@@ -90,7 +92,7 @@ Channels channels_at(const ConvolutionInput& in, int64_t first, int64_t count) {
 at::Tensor columns(const ConvolutionInput& in, const Shape& s, const Rows& rows, const Channels& c, int64_t begin, int64_t end) {
   const int64_t before = s.taps - 1, from_x = std::min(before, begin), from_window = before - from_x;
   at::Tensor u =
-      at::empty({rows.count, before + end - begin, c.count}, in.x_NTC.options().dtype(wide_type(in.x_NTC.scalar_type())));
+      at::empty({rows.count, before + end - begin, c.count}, in.x_NTC.options().dtype(accumulation_dtype(in.x_NTC.scalar_type())));
   if (from_window > 0) {
     at::Tensor oldest = u.narrow(1, 0, from_window);
     if (in.window_NCk.defined()) {
@@ -207,7 +209,7 @@ ConvolutionGradients causal_convolution_backward(const ConvolutionInput& input, 
   const std::vector<int64_t> window_shape{s.sequences, s.channels, s.taps - 1};
   if (grad_out.defined()) check("grad_out", grad_out, narrow, input.x_NTC.sizes());
   if (grad_end_window.defined()) check("grad_end_window", grad_end_window, std::nullopt, window_shape);
-  const auto wide = input.x_NTC.options().dtype(wide_type(narrow));
+  const auto wide = input.x_NTC.options().dtype(accumulation_dtype(narrow));
   ConvolutionGradients into{
       at::empty(input.x_NTC.sizes(), input.x_NTC.options()), {}, at::zeros(input.weight_C1K.sizes(), wide), {}};
   if (input.bias_C.defined()) into.bias = at::zeros(input.bias_C.sizes(), wide);

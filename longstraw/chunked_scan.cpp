@@ -35,8 +35,6 @@ at::Tensor padding(const ScanSlice& slice, const ScanBlock& block, at::Device de
 
 }  // namespace
 
-at::ScalarType wide_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
-
 ScanPlan::ScanPlan(const char* what, const ScanShape& shape, const std::vector<int64_t>& lengths, int64_t chunk, at::Device device)
     : shape_(shape), lengths_(lengths), chunk_(chunk), on_cpu_(device.is_cpu()) {
   if (chunk < 1) throw ConfigError(fmt::format("{}: chunk {}, expected at least 1", what, chunk));

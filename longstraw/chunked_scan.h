@@ -113,6 +113,4 @@ Decays decays(const at::Tensor& log_decay_mBrc);
 at::Tensor log_decay_gradient(const at::Tensor& pairs_mBrcc, const at::Tensor& from_start_mBrc, const at::Tensor& to_end_mBrc,
                               const at::Tensor& whole_mBr);
 
-at::ScalarType wide_type(at::ScalarType dtype);  // float64 for float64, else float32
-
 }  // namespace longstraw

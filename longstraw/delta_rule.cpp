@@ -1,7 +1,9 @@
 #include "longstraw/delta_rule.h"
 
-#include "core/base/errors.h"
 #include "longstraw/chunked_scan.h"
+
+#include "core/base/errors.h"
+#include "core/device/device.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -12,6 +14,8 @@
 
 namespace longstraw {
 namespace {
+
+using core::device::accumulation_dtype;
 
 constexpr double kNormEps = 1e-6;
 
@@ -29,7 +33,7 @@ void check_shape(const char* name, const at::Tensor& tensor, at::ScalarType dtyp
 
 ScanShape checked_shape(const DeltaRuleInput& in) {
   check(in.value_NTHv.defined() && in.value_NTHv.dim() == 4, "value", in.value_NTHv, "[N, T, H, dv]");
-  const auto dtype = in.value_NTHv.scalar_type(), wide = wide_type(dtype);
+  const auto dtype = in.value_NTHv.scalar_type(), wide = accumulation_dtype(dtype);
   const int64_t N = in.value_NTHv.size(0), T = in.value_NTHv.size(1), H = in.value_NTHv.size(2), dv = in.value_NTHv.size(3);
   check(in.key_NTKd.defined() && in.key_NTKd.dim() == 4, "key", in.key_NTKd, "[N, T, K, dk]");
   const int64_t K = in.key_NTKd.size(2), dk = in.key_NTKd.size(3);
@@ -112,7 +116,7 @@ at::Tensor by_head(const at::Tensor& rows, int64_t repeat) {
 void copy_batch(const at::Tensor& x_mB, const at::Tensor& view) { x_mB.unflatten(1, {view.size(1), view.size(2)}).copy_(view); }
 
 BlockFactors block_factors(const DeltaRuleInput& in, const ScanPlan& plan, const ScanSlice& slice, const ScanBlock& block) {
-  const auto wide = wide_type(in.value_NTHv.scalar_type());
+  const auto wide = accumulation_dtype(in.value_NTHv.scalar_type());
   const int64_t c = block.chunk, r = plan.shape().repeat;
   BlockFactors f;
   f.qk_mB2d = at::empty({block.chunks, slice.batch(), 2 * c, plan.shape().key_size}, in.log_decay_NTH.options());

@@ -36,9 +36,9 @@ inline constexpr int64_t kPastBlock = 16384;
 inline constexpr int64_t kWindowTile = 256;
 
 // query [S, H, d], key [S, G, d], value [S, G, v] -> [S, H, v]. The slot's first rows are the keys, its second the values; of
-// a slot with one kind of rows, the values are the first v columns of the keys. The gradient of query, key and value goes through autograd;
-// that of the past is added to the state's adjoint when the backward pass runs, and is not computed for positions
-// that want none. The past must hold the same bits at the backward pass as at the forward pass.
+// a slot with one kind of rows, the values are the first v columns of the keys. The gradient of query, key and value goes through
+// autograd; that of the past is added to the state's adjoint when the backward pass runs, and is not computed for positions that
+// want none. The past must hold the same bits at the backward pass as at the forward pass.
 at::Tensor prefix_attention(const core::model::AttentionSpec& spec, const at::Tensor& query_SHd, const at::Tensor& key_SGd,
                             const at::Tensor& value_SGd, const std::vector<Span>& spans, const Past& past);
 

@@ -3,6 +3,7 @@
 #include "longstraw/sparse_selection.h"
 
 #include "core/base/errors.h"
+#include "core/device/device.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -14,14 +15,14 @@
 namespace longstraw {
 namespace {
 
+using core::device::accumulation_dtype;
+
 // Gathered keys of one tile of queries: about what the last cache of a CPU holds, or what keeps a GPU busy. One query's
 // keys are gathered at least.
 constexpr int64_t kCpuTileElements = int64_t{1} << 21;
 constexpr int64_t kGpuTileElements = int64_t{1} << 26;
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
-
-at::ScalarType wide(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
 int64_t tile_queries(int64_t key_elements, c10::DeviceType device) {
   const int64_t elements = device == c10::kCPU ? kCpuTileElements : kGpuTileElements;
@@ -114,7 +115,7 @@ Plan make_plan(const SparseInput& input) {
 
 // The dtype of a tile's products. A CPU gains nothing from bfloat16, and wide its scores are not rounded.
 at::ScalarType product_dtype(const at::Tensor& query) {
-  return query.device().is_cpu() ? wide(query.scalar_type()) : query.scalar_type();
+  return query.device().is_cpu() ? accumulation_dtype(query.scalar_type()) : query.scalar_type();
 }
 
 // A tile's listed keys.
@@ -147,7 +148,7 @@ Gathered gather(const SparseInput& input, const Plan& plan, const Tile& tile) {
 
 // alpha · a b, of each query, wide: what a matrix product of bfloat16 sums in float32 is not rounded before its use.
 at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b, double alpha = 1.0) {
-  const auto high = wide(a.scalar_type());
+  const auto high = accumulation_dtype(a.scalar_type());
   if (a.scalar_type() != high) return at::bmm(a, b, high).mul_(alpha);
   const at::Tensor unused = at::empty({1, 1, 1}, a.options());
   return at::baddbmm(unused, a, b, /*beta=*/0, alpha);
@@ -221,7 +222,7 @@ void backward_tile(const SparseInput& input, const SparseAttention& merged, cons
                    const Tile& tile, SparseGradients& result, const PastAdjoint& past_adjoint) {
   const auto rows = [&](const at::Tensor& x) { return x.narrow(0, tile.begin, tile.queries); };
   const Gathered gathered = gather(input, plan, tile);
-  const auto low = gathered.key_QKd.scalar_type(), high = wide(low);
+  const auto low = gathered.key_QKd.scalar_type(), high = accumulation_dtype(low);
   const at::Tensor query_QHd = rows(input.query_SHd).to(low), grad_QHv = rows(grad_SHv).to(low);
   at::Tensor p = scores_QHK(input, tile, gathered, query_QHd);
   p.sub_(finite(rows(merged.lse_SH)).unsqueeze(-1)).exp_();
@@ -247,7 +248,7 @@ void check_backward(const SparseInput& input, const at::Tensor& grad_SHv, const 
     fail("adjoint of the past from " + std::to_string(past_adjoint.from) + ": shape " + c10::str(past_adjoint.sum_Md.sizes()) +
          ", wanted " + c10::str(at::IntArrayRef(sum)));
   }
-  if (past_adjoint.sum_Md.scalar_type() != wide(input.query_SHd.scalar_type())) {
+  if (past_adjoint.sum_Md.scalar_type() != accumulation_dtype(input.query_SHd.scalar_type())) {
     fail(std::string("adjoint of the past is ") + c10::toString(past_adjoint.sum_Md.scalar_type()));
   }
 }
@@ -261,7 +262,7 @@ SparseAttention sparse_attend(const SparseInput& input) {
   const auto options = query_SHd.options().requires_grad(false);
   SparseAttention result{
       at::zeros({query_SHd.size(0), query_SHd.size(1), input.value_width}, options),
-      at::full({query_SHd.size(0), query_SHd.size(1)}, kMinusInfinity, options.dtype(wide(query_SHd.scalar_type())))};
+      at::full({query_SHd.size(0), query_SHd.size(1)}, kMinusInfinity, options.dtype(accumulation_dtype(query_SHd.scalar_type())))};
   for (const Tile& tile : plan.tiles) {
     if (tile.keys > 0) attend_tile(input, plan, tile, result);
   }
@@ -273,7 +274,7 @@ SparseGradients sparse_attend_backward(const SparseInput& input, const SparseAtt
   const at::NoGradGuard no_grad;
   const Plan plan = make_plan(input);
   check_backward(input, grad_SHv, past_adjoint);
-  const auto high = wide(input.query_SHd.scalar_type());
+  const auto high = accumulation_dtype(input.query_SHd.scalar_type());
   SparseGradients result{at::zeros(input.query_SHd.sizes(), input.query_SHd.options().requires_grad(false)),
                          at::zeros(input.own_key_Sd.sizes(), input.own_key_Sd.options().dtype(high).requires_grad(false))};
   for (const Tile& tile : plan.tiles) {
@@ -285,7 +286,8 @@ SparseGradients sparse_attend_backward(const SparseInput& input, const SparseAtt
 int64_t sparse_attention_bytes(int64_t rows, int64_t heads, int64_t key_size, int64_t listed, c10::ScalarType dtype,
                                c10::DeviceType device) {
   const int64_t queries = std::min(rows, tile_queries(listed * (key_size + 2 * heads), device));
-  const auto high = static_cast<int64_t>(c10::elementSize(wide(dtype))), given = static_cast<int64_t>(c10::elementSize(dtype));
+  const auto high = static_cast<int64_t>(c10::elementSize(accumulation_dtype(dtype))),
+             given = static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t low = device == c10::kCPU ? high : given;
   // Of each listed key the key and its gradient, score, gradient of score and both for the products, and two lists of rows;
   // of each query the right side of the last product.

@@ -1,7 +1,9 @@
 #include "longstraw/state_space.h"
 
-#include "core/base/errors.h"
 #include "longstraw/chunked_scan.h"
+
+#include "core/base/errors.h"
+#include "core/device/device.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -10,6 +12,8 @@
 
 namespace longstraw {
 namespace {
+
+using core::device::accumulation_dtype;
 
 void check(bool good, const char* name, const at::Tensor& tensor, const std::string& wanted) {
   if (good) return;
@@ -25,7 +29,7 @@ void check_shape(const char* name, const at::Tensor& tensor, at::ScalarType dtyp
 
 ScanShape checked_shape(const StateSpaceInput& in) {
   check(in.x_NTHp.defined() && in.x_NTHp.dim() == 4, "x", in.x_NTHp, "[N, T, H, p]");
-  const auto dtype = in.x_NTHp.scalar_type(), wide = wide_type(dtype);
+  const auto dtype = in.x_NTHp.scalar_type(), wide = accumulation_dtype(dtype);
   const int64_t N = in.x_NTHp.size(0), T = in.x_NTHp.size(1), H = in.x_NTHp.size(2), p = in.x_NTHp.size(3);
   check(in.b_NTGn.defined() && in.b_NTGn.dim() == 4, "b", in.b_NTGn, "[N, T, G, n]");
   const int64_t G = in.b_NTGn.size(2), n = in.b_NTGn.size(3);
@@ -72,7 +76,7 @@ struct BlockFactors {
 };
 
 BlockFactors block_factors(const StateSpaceInput& in, const ScanPlan& plan, const ScanSlice& slice, const ScanBlock& block) {
-  const auto wide = wide_type(in.x_NTHp.scalar_type());
+  const auto wide = accumulation_dtype(in.x_NTHp.scalar_type());
   const int64_t r = plan.shape().repeat;
   BlockFactors f;
   f.b_mBcn = gather_groups(in.b_NTGn, slice, block, wide);
