@@ -56,7 +56,7 @@ class Walk {
   // The widest moment of a backward pass: in the loss, in an MLP, or in an attention.
   int64_t widest(int64_t tokens, int64_t head, int64_t past, int64_t adjoint_from) const {
     return std::max(
-        {head, tokens * costs_.backward_working() + costs_.backward_scratch(), costs_.mixer_backward(tokens, past, adjoint_from)});
+        {head, tokens * costs_.backward_working() + costs_.scan_backward(tokens), costs_.mixer_backward(tokens, past, adjoint_from)});
   }
   void touch(int64_t working) {
     // Of the borders' adjoints only the two that a segment lies between are alive.
@@ -110,7 +110,7 @@ MemoryPlan plan_memory(const core::model::Decoder& decoder, const TokenTree& tre
   MemoryPlan plan;
   for (const auto& parameter : decoder.parameters()) plan.gradients += parameter->value.numel();
   plan.gradients *= static_cast<int64_t>(c10::elementSize(core::device::accumulation_dtype(decoder.dtype())));
-  plan.state = tree.state_tokens * costs.state();
+  plan.state = tree.state_tokens * costs.state() + (tree.state_tokens - tree.adjoint_begin) * costs.choices();
   plan.adjoint = (tree.state_tokens - tree.adjoint_begin) * costs.adjoint();
   const int64_t fixed = plan.gradients + plan.state + plan.adjoint;
 

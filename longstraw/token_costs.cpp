@@ -8,11 +8,11 @@
 #include "longstraw/sparse_attention.h"
 
 #include "core/device/device.h"
+#include "core/model/state_size.h"
 
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <limits>
 
 namespace longstraw {
 namespace {
@@ -23,14 +23,14 @@ namespace model = core::model;
 // in its backward pass beside the graph.
 struct BlockCost {
   int64_t graph = 0, state_graph = 0, forward = 0, backward = 0;
-  int64_t scratch = 0;  // of the backward pass, whatever the number of tokens
+  int64_t block_tokens = 0, scratch = 0;  // of a scan: tokens of a block, bytes for each of them in the backward pass
 };
 
 // How a scan over one long sequence is cut on CPU (chunked_scan.h): a state is kept for each block, and each thread works on one.
-struct Scan {
+struct ScanCost {
   int64_t block_tokens, scratch;
 };
-Scan scan_of(int64_t groups, int64_t repeat, int64_t key, int64_t value, int64_t wide) {
+ScanCost scan_of(int64_t groups, int64_t repeat, int64_t key, int64_t value, int64_t wide) {
   const ScanShape shape{
       .sequences = 1, .tokens = 64 * kRecurrentChunk, .groups = groups, .repeat = repeat, .key_size = key, .value_size = value};
   const ScanPlan plan("memory plan", shape, {}, kRecurrentChunk, at::kCPU);
@@ -38,7 +38,7 @@ Scan scan_of(int64_t groups, int64_t repeat, int64_t key, int64_t value, int64_t
   const int64_t tokens = plan.blocks(slice).front().tokens();
   const int64_t workers = std::min<int64_t>(at::get_num_threads(), static_cast<int64_t>(plan.slices().size()));
   // Rows of values (three of their size) and pairs of a chunk's tokens (two) are alive at once.
-  return {tokens, workers * slice.batch() * tokens * repeat * (3 * value + 2 * kRecurrentChunk) * wide};
+  return {tokens, workers * slice.batch() * repeat * (3 * value + 2 * kRecurrentChunk) * wide};
 }
 
 // s: bytes of a number of the model; w: of a wide one; D: hidden size.
@@ -76,14 +76,14 @@ struct CostOfBlock {
 
   BlockCost operator()(const model::DeltaRuleShape& a) const {
     const int64_t values = a.value_heads * a.value_dim, channels = 2 * a.key_heads * a.key_dim + values;
-    const int64_t wide_copy = s == w ? 0 : w;
     BlockCost cost;
     // Before and after the convolution; decay and step, each with what their activation keeps; the states of chunks.
-    const Scan scan = scan_of(a.key_heads, a.value_heads / a.key_heads, a.key_dim, a.value_dim, w);
+    const ScanCost scan = scan_of(a.key_heads, a.value_heads / a.key_heads, a.key_dim, a.value_dim, w);
     cost.scratch = scan.scratch;
+    cost.block_tokens = scan.block_tokens;
     cost.state_graph = 2 * channels * s + 5 * a.value_heads * w + a.value_heads * a.key_dim * a.value_dim * w / scan.block_tokens;
-    // Output, its norm, gate and the gated product.
-    cost.graph = cost.state_graph + 4 * values * s + values * (w + 2 * wide_copy) + a.value_heads * w;
+    // Output, its norm and the gated product; the gate and its activation, which are wide.
+    cost.graph = cost.state_graph + values * (3 * s + 2 * w) + a.value_heads * w;
     cost.forward = (2 * channels + 3 * values) * w;
     cost.backward = (2 * channels + 3 * values) * w;
     return cost;
@@ -91,15 +91,15 @@ struct CostOfBlock {
 
   BlockCost operator()(const model::StateSpaceShape& a) const {
     const int64_t inner = a.heads * a.head_dim, channels = inner + 2 * a.groups * a.state;
-    const int64_t projected = inner + channels + a.heads, wide_copy = s == w ? 0 : w;
+    const int64_t projected = inner + channels + a.heads;
     BlockCost cost;
-    const Scan scan = scan_of(a.groups, a.heads / a.groups, a.state, a.head_dim, w);
+    const ScanCost scan = scan_of(a.groups, a.heads / a.groups, a.state, a.head_dim, w);
     cost.scratch = scan.scratch;
-    cost.state_graph =
-        (projected + channels) * s + channels * wide_copy + 2 * a.heads * w + inner * a.state * w / scan.block_tokens;
+    cost.block_tokens = scan.block_tokens;
+    cost.state_graph = projected * s + channels * w + 2 * a.heads * w + inner * a.state * w / scan.block_tokens;
     // Skip, activated gate, gated, normed and scaled outputs.
     const int64_t pointwise = a.norm == model::StateSpaceShape::Norm::kNone ? 3 : 5;
-    cost.graph = cost.state_graph + pointwise * inner * w + inner * (wide_copy == 0 ? 0 : s);
+    cost.graph = cost.state_graph + pointwise * inner * w + inner * (s == w ? 0 : s);
     cost.forward = (projected + 2 * channels + 2 * inner) * w;
     cost.backward = (2 * channels + 3 * inner) * w;
     return cost;
@@ -150,9 +150,7 @@ void TokenCosts::count_states(const model::Decoder& decoder) {
       border_adjoint_ += elements * wide_;
     }
   }
-  for (const auto& router : decoder.routers()) {
-    state_ += router.chosen * (router.experts <= std::numeric_limits<int16_t>::max() ? int64_t{2} : int64_t{4});
-  }
+  choices_ = model::expert_choice_bytes(decoder.routers());
 }
 
 void TokenCosts::count_layers(const model::Decoder& decoder) {
@@ -175,7 +173,7 @@ void TokenCosts::count_layers(const model::Decoder& decoder) {
         has_state |= block->has_state();
         forward_ = std::max(forward_, 2 * hidden_ * size_ + cost.forward);
         backward_ = std::max(backward_, 2 * hidden_ * size_ + cost.backward);
-        scratch_ = std::max(scratch_, cost.scratch);
+        if (cost.scratch > 0) scans_.push_back({cost.block_tokens, cost.scratch});
         if (const auto* a = std::get_if<model::AttentionShape>(&shape)) {
           softmax_.push_back({a->heads, a->kv_heads, a->head_dim, a->head_dim, a->window, {}, released});
         } else if (const auto* l = std::get_if<model::LatentAttentionShape>(&shape)) {
@@ -199,6 +197,12 @@ int64_t TokenCosts::head(int64_t tokens) const {
   const int64_t scores = 2 * slice * wide_;
   const int64_t product = size_ == wide_ ? 0 : slice * (wide_ + size_) + vocab_ * hidden_ * size_;
   return std::max(scores, product) + 2 * tokens * hidden_ * size_;
+}
+
+int64_t TokenCosts::scan_backward(int64_t tokens) const {
+  int64_t widest = 0;
+  for (const Scan& scan : scans_) widest = std::max(widest, std::min(tokens, scan.block_tokens) * scan.scratch);
+  return widest;
 }
 
 int64_t TokenCosts::mixer_backward(int64_t tokens, int64_t past, int64_t adjoint_from) const {

@@ -16,8 +16,8 @@ class TokenCosts {
  public:
   explicit TokenCosts(const core::model::Decoder& decoder);
 
-  // Rows of all slots without a window, and experts of all routers, for each position.
-  int64_t state() const { return state_; }
+  int64_t state() const { return state_; }      // rows of all slots without a window, for each position
+  int64_t choices() const { return choices_; }  // experts of all routers, for each position that is recomputed
   int64_t adjoint() const { return adjoint_; }  // of all rows that have one, for each position
   // Carried values of all slots, once a border between segments; and of their adjoint.
   int64_t border() const { return border_; }
@@ -33,8 +33,8 @@ class TokenCosts {
   // Alive a token at the widest moment of a forward pass without a graph, and of a backward pass beyond the graph.
   int64_t forward_working() const { return forward_; }
   int64_t backward_working() const { return backward_; }
-  // Of the scans of recurrent mixers, however many tokens.
-  int64_t backward_scratch() const { return scratch_; }
+  // Alive in the backward pass of a recurrent mixer's scan over `tokens` tokens, whose blocks bound it.
+  int64_t scan_backward(int64_t tokens) const;
   // The loss over `tokens` tokens: a slice of logits twice, because the log-sum-exp needs a copy beside the logits; in a
   // narrow dtype the gradient of the output weight also exists before it is added to its accumulator.
   int64_t head(int64_t tokens) const;
@@ -58,8 +58,12 @@ class TokenCosts {
   c10::ScalarType dtype_;
   int64_t size_, wide_;
   int64_t vocab_, hidden_;
-  int64_t state_ = 0, adjoint_ = 0, border_ = 0, border_adjoint_ = 0;
-  int64_t graph_ = 0, state_graph_ = 0, forward_ = 0, backward_ = 0, scratch_ = 0;
+  int64_t state_ = 0, choices_ = 0, adjoint_ = 0, border_ = 0, border_adjoint_ = 0;
+  int64_t graph_ = 0, state_graph_ = 0, forward_ = 0, backward_ = 0;
+  struct Scan {
+    int64_t block_tokens = 0, scratch = 0;  // scratch: bytes a token of a block
+  };
+  std::vector<Scan> scans_;
   std::vector<Windowed> windowed_;
   std::vector<Softmax> softmax_;
 };

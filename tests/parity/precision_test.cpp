@@ -18,7 +18,7 @@ using core::data::Batch;
 using core::model::Decoder;
 using core::model::StepGradient;
 
-constexpr uint64_t kBatches = 4;  // of the bfloat16 test
+constexpr uint64_t kBatches = 24;  // of the bfloat16 test
 
 // Wide and long enough that roundings average out.
 std::vector<test::Family> families() {
