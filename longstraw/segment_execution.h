@@ -47,6 +47,7 @@ class SegmentExecution final : public core::model::Execution {
   void keep_latents(const core::model::LatentSpec& spec, const at::Tensor& latent_Sl, const at::Tensor& rotary_key_Sr) override;
   void select_keys(const core::model::IndexerSpec& spec, const at::Tensor& query_Shd, const at::Tensor& key_Sd,
                    const at::Tensor& weight_Sh) override;
+  at::Tensor selected_keys(int64_t begin, int64_t count) const override;
   void keep_index_keys(const core::model::IndexerSpec& spec, const at::Tensor& key_Sd) override;
   at::Tensor causal_convolution(int64_t slot, const at::Tensor& x_SC, const core::model::Parameter& weight_C1K,
                                 const core::model::Parameter* bias_C) override;

@@ -84,6 +84,10 @@ void SegmentExecution::select_keys(const IndexerSpec& spec, const at::Tensor& qu
   else if (state->selection_hash(spec.slot, options_.past.tokens).value_or(hash) != hash) ++changed_choices_;
 }
 
+at::Tensor SegmentExecution::selected_keys(int64_t begin, int64_t count) const {
+  return selection_.defined() ? selection_.narrow(0, begin, count).to(at::kLong) : at::Tensor();
+}
+
 void SegmentExecution::keep_index_keys(const IndexerSpec& spec, const at::Tensor& key_Sd) {
   keep_rows(spec.slot, 0, key_Sd.detach().unsqueeze(1));
 }

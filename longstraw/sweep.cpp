@@ -127,11 +127,12 @@ class Sweeper {
       }
     }
     const at::AutoGradMode grad_mode(with_gradient);
-    SegmentExecution execution({.spans = spans,
-                                .past = {&state_, node.end(), branches.front()->adjoint_from},
-                                .state_use = StateUse::kLeave,
-                                .gradients = &gradients_});
-    const at::Tensor hidden = run_layers(decoder_, ids, positions, options_.lengths, execution, /*with_output=*/true);
+    const SegmentExecution::Options use{.spans = spans,
+                                        .past = {&state_, node.end(), branches.front()->adjoint_from},
+                                        .state_use = StateUse::kLeave,
+                                        .gradients = &gradients_};
+    SegmentExecution execution(use);
+    const at::Tensor hidden = run_decoder(ids, positions, execution, {use, branches}, /*with_output=*/true);
     const at::Tensor grad = run_loss(hidden, branches, with_gradient);
     if (with_gradient) torch::autograd::backward({hidden}, {grad});
     result_.replayed_tokens += static_cast<int64_t>(ids.size());
@@ -175,19 +176,28 @@ class Sweeper {
 
   SegmentGraph run_node(const Node& node, StateUse use, bool with_output) {
     const auto tokens = static_cast<int64_t>(node.tokens.size());
-    SegmentExecution execution({.spans = {{0, tokens}},
-                                .past = {&state_, node.begin, node.carries_gradient ? node.adjoint_from : INT64_MAX},
-                                .state_use = use,
-                                .gradients = &gradients_});
+    const SegmentExecution::Options options{.spans = {{0, tokens}},
+                                            .past = {&state_, node.begin, node.carries_gradient ? node.adjoint_from : INT64_MAX},
+                                            .state_use = use,
+                                            .gradients = &gradients_};
+    SegmentExecution execution(options);
+    ForwardPass pass{options, {}};
+    if (with_output) pass.branches = {&node.loss.front()};
     SegmentGraph graph;
-    graph.hidden_SD =
-        run_layers(decoder_, node.tokens, positions_from(node.begin, tokens), options_.lengths, execution, with_output);
+    graph.hidden_SD = run_decoder(node.tokens, positions_from(node.begin, tokens), execution, pass, with_output);
     graph.own_state = execution.own_state();
     result_.recompute_mismatches += execution.mismatches();
     result_.changed_choices += execution.changed_choices();
     result_.state_bytes = std::max(result_.state_bytes, state_.state_bytes());
     result_.adjoint_bytes = std::max(result_.adjoint_bytes, state_.adjoint_bytes());
     return graph;
+  }
+
+  at::Tensor run_decoder(const std::vector<int64_t>& ids, const std::vector<int64_t>& positions, SegmentExecution& execution,
+                         const ForwardPass& pass, bool with_output) {
+    const std::unique_ptr<core::model::Execution> around = options_.around ? options_.around(execution, pass) : nullptr;
+    core::model::Execution& outermost = around ? *around : execution;
+    return run_layers(decoder_, ids, positions, options_.lengths, outermost, with_output);
   }
 
   // Losses and log-probs of branches whose tokens are the rows of `hidden`, one after another.

@@ -15,11 +15,13 @@
 #include "longstraw/memory_plan.h"
 #include "longstraw/objective.h"
 #include "longstraw/prompt_state.h"
+#include "longstraw/segment_execution.h"
 #include "longstraw/token_tree.h"
 
 #include "core/model/decoder.h"
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace longstraw {
@@ -35,6 +37,13 @@ struct SweepResult {
   int64_t captured_tokens = 0, replayed_tokens = 0, recomputed_tokens = 0, kept_tokens = 0;
 };
 
+// A run of the decoder in a sweep, as SweepOptions::around sees it.
+struct ForwardPass {
+  const SegmentExecution::Options& options;
+  // By span, the branch whose targets its rows predict; empty where nothing is predicted.
+  std::vector<const Branch*> branches;
+};
+
 struct SweepOptions {
   int64_t replay_batch = 1;
   core::model::SequenceLengths lengths;
@@ -42,6 +51,9 @@ struct SweepOptions {
   std::function<void(const char* phase, int64_t tokens)> progress;
   // Called before a node's backward pass, when the adjoint of its own tokens is complete.
   std::function<void(const Node&, const PromptState&)> before_backward;
+  // Called before each run of the decoder with the execution that carries it out: the decoder is given what comes back
+  // instead, which lives until its run ends; null: nothing instead.
+  std::function<std::unique_ptr<core::model::Execution>(core::model::Execution&, const ForwardPass&)> around;
 };
 
 // Adds the gradient of `objective` over `tree` to `gradients`. Log-probs come back for every token of `batch`.

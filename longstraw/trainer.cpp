@@ -2,6 +2,7 @@
 
 #include "longstraw/gradient_store.h"
 #include "longstraw/memory_plan.h"
+#include "longstraw/step_trace.h"
 #include "longstraw/sweep.h"
 #include "longstraw/token_tree.h"
 
@@ -36,6 +37,7 @@ StepGradient plain_gradient(const Decoder& decoder, const Batch& batch, const To
                             const TrainerOptions& options) {
   TrainerOptions plain = options;
   plain.longstraw.self_check = SelfCheck::kOff;
+  plain.trace = false;
   plain.longstraw.replay_batch = 1;
   plain.longstraw.memory_budget = {0};
   plain.longstraw.segment_tokens = std::max<int64_t>(1, options.longstraw.segment_tokens * 2 / 3);
@@ -74,14 +76,16 @@ StepGradient longstraw_gradient(const Decoder& decoder, const Batch& batch, cons
   const TokenTree tree = build_token_tree(batch, options.longstraw);
   const MemoryPlan plan = plan_memory(decoder, tree, options.longstraw);
   GradientStore gradients(decoder);
-  const SweepResult swept =
-      sweep(decoder, batch, tree, objective, plan,
-            {.replay_batch = options.longstraw.replay_batch, .lengths = sequence_lengths(batch), .progress = options.progress},
-            gradients);
+  StepTracer tracer;
+  SweepOptions how{
+      .replay_batch = options.longstraw.replay_batch, .lengths = sequence_lengths(batch), .progress = options.progress};
+  if (options.trace) how.around = [&tracer](auto& execution, const auto& pass) { return tracer.around(execution, pass); };
+  const SweepResult swept = sweep(decoder, batch, tree, objective, plan, how, gradients);
   result.gradients = gradients.release();
   result.loss = swept.policy + swept.kl;
   result.loss_parts = {{"policy", swept.policy}, {"kl", swept.kl}};
   result.logprobs = swept.logprobs;
+  if (options.trace) result.traces = tracer.traces(batch);
   result.bytes = {{"peak_bytes", meter.peak_bytes() - live_before},
                   {"planned_peak_bytes", plan.peak},
                   {"gradient_bytes", plan.gradients},

@@ -18,6 +18,7 @@ struct TrainerOptions {
   double temperature = 1.0;
   int64_t max_completion_length = 64;  // of dr_grpo's denominator
   std::function<void(const char* phase, int64_t tokens)> progress;
+  bool trace = false;  // StepGradient::traces
 };
 
 // The GRPO gradient of `batch`. Seconds: capture, replay, sweep, total. Bytes: peak_bytes (measured, above the weights),

@@ -102,6 +102,7 @@ class Trainer {
     }
     for (size_t prompt = 0; prompt < batch_.size(); ++prompt) {
       result_.logprobs.emplace_back();
+      if (options_.trace) result_.traces.emplace_back();
       for (size_t member = 0; member < batch_[prompt].responses.size(); ++member) one_response(prompt, member, response_loss);
     }
     result_.seconds["total"] = total.seconds();
@@ -116,7 +117,10 @@ class Trainer {
     const at::AutoGradMode graph(true);
 
     const Stopwatch forward(decoder_.device());
-    const at::Tensor logits_RV = response_logits(decoder_, group.prompt_ids, completion, lengths_, options_);
+    core::model::TracePoints points;
+    const at::Tensor logits_RV =
+        response_logits(decoder_, group.prompt_ids, completion, lengths_, options_, options_.trace ? &points : nullptr);
+    if (options_.trace) result_.traces.back().push_back(points.trace(0, int64_t(completion.size())));
     const at::Tensor logprobs_R = response_logprobs(logits_RV, id_tensor(completion, decoder_.device()), temperature_);
     at::Tensor loss;
     for (const auto& [name, part] : response_loss(prompt, member, logprobs_R)) {
@@ -151,12 +155,15 @@ class Trainer {
 }  // namespace
 
 at::Tensor response_logits(const Decoder& decoder, std::span<const int64_t> prompt_ids, std::span<const int64_t> completion_ids,
-                           SequenceLengths lengths, const RunOptions& options) {
+                           SequenceLengths lengths, const RunOptions& options, core::model::TracePoints* points) {
   const auto prompt_tokens = int64_t(prompt_ids.size());
   const auto response_tokens = int64_t(completion_ids.size());
   const int64_t state_tokens = prompt_tokens - 1;
   const int64_t cut = options.tail_tokens ? std::max<int64_t>(0, state_tokens - *options.tail_tokens) : 0;
-  WholeSequence execution(options.attention, cut);
+  WholeSequence whole(options.attention, cut);
+  std::optional<core::model::TracedExecution> traced;
+  if (points) traced.emplace(whole, *points, state_tokens, response_tokens);
+  core::model::Execution& execution = traced ? static_cast<core::model::Execution&>(*traced) : whole;
 
   const at::Tensor ids_S = at::cat({id_tensor(prompt_ids, decoder.device()), id_tensor(completion_ids, decoder.device())});
   const auto where = decoder.positions(at::arange(ids_S.size(0), at::kLong), lengths);
@@ -165,7 +172,8 @@ at::Tensor response_logits(const Decoder& decoder, std::span<const int64_t> prom
 
   // The last prompt token predicts the first response token; the last response token predicts nothing.
   const at::Tensor predicting_RD = hidden_SD.narrow(0, prompt_tokens - 1, response_tokens);
-  return execution.linear(decoder.final_norm(predicting_RD, execution), decoder.output_weight(), nullptr);
+  if (traced) traced->rows_are_narrowed();
+  return whole.linear(decoder.final_norm(predicting_RD, execution), decoder.output_weight(), nullptr);
 }
 
 StepGradient reference_gradient(const Decoder& decoder, const Batch& batch, const ReferenceOptions& options) {

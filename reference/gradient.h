@@ -25,6 +25,7 @@ struct RunOptions {
   // x_0 … x_{P-2} leave (the last prompt token belongs to every response). None: no cut. W: the keys and values of all
   // but the last W tokens of the state are constants for every query, and nothing else is; 0: of all of them.
   std::optional<int64_t> tail_tokens = {};
+  bool trace = false;  // StepGradient::traces
 };
 
 struct ReferenceOptions {
@@ -46,9 +47,9 @@ core::model::StepGradient weighted_gradient(const core::model::Decoder& decoder,
                                             const TokenWeights& weights, const RunOptions& options, double temperature = 1.0);
 
 // Logits [R, V] that predict the response's tokens (positions P-1 … P+R-2 of the sequence), in the run's dtype. Carries
-// a graph when gradients are enabled.
+// a graph when gradients are enabled. `points`: where to trace the pass at these positions; null: not at all.
 at::Tensor response_logits(const core::model::Decoder& decoder, std::span<const int64_t> prompt_ids,
                            std::span<const int64_t> completion_ids, core::model::SequenceLengths lengths,
-                           const RunOptions& options);
+                           const RunOptions& options, core::model::TracePoints* points = nullptr);
 
 }  // namespace longstraw::reference

@@ -46,4 +46,11 @@ void WholeSequence::select_keys(const core::model::IndexerSpec& spec, const at::
   selected_SS_ = at::logical_and(at::zeros_like(visible_SS).scatter(1, best_Sk, true), visible_SS);
 }
 
+at::Tensor WholeSequence::selected_keys(int64_t begin, int64_t count) const {
+  if (!selected_SS_.defined()) return {};
+  const at::Tensor selected_nS = selected_SS_.narrow(0, begin, count);
+  const at::Tensor position_S = at::arange(selected_nS.size(1), selected_nS.options().dtype(at::kLong));
+  return at::where(selected_nS, position_S, at::scalar_tensor(-1, position_S.options()));
+}
+
 }  // namespace longstraw::reference

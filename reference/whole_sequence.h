@@ -36,6 +36,7 @@ class WholeSequence : public core::model::Execution {
                    const at::Tensor& weight_Sh) override;
   // Of the latest select_keys: bool [S, S], whether query i may attend to key j. Undefined before the first.
   const at::Tensor& selection() const { return selected_SS_; }
+  at::Tensor selected_keys(int64_t begin, int64_t count) const override;
 
   at::Tensor causal_convolution(int64_t slot, const at::Tensor& x_SC, const core::model::Parameter& weight_C1K,
                                 const core::model::Parameter* bias_C) override;

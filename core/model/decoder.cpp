@@ -36,7 +36,7 @@ at::Tensor Decoder::embed(const at::Tensor& ids_S, Execution& execution) const {
 
 at::Tensor Decoder::add(const Residual& residual, const at::Tensor& hidden, const at::Tensor& update, Execution& execution) const {
   const at::Tensor scaled = residual.multiplier == 1.0 ? update : update * residual.multiplier;
-  return residual.wide ? hidden.to(device::accumulation_dtype(dtype_)) + scaled : execution.add(hidden, scaled);
+  return execution.add(residual.wide ? hidden.to(device::accumulation_dtype(dtype_)) : hidden, scaled);
 }
 
 at::Tensor Decoder::layer(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where, Execution& execution) const {

@@ -40,4 +40,6 @@ at::Tensor Execution::rotate(const at::Tensor& x_Shd, const RotaryTable& table) 
 
 at::Tensor Execution::add(const at::Tensor& hidden, const at::Tensor& update) { return hidden + update; }
 
+at::Tensor Execution::selected_keys(int64_t, int64_t) const { return {}; }
+
 }  // namespace longstraw::core::model

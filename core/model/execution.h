@@ -112,6 +112,9 @@ class Execution {
   // until the next call. query [S, h, d], key [S, d], weight [S, h] (already times every scale, wide).
   virtual void select_keys(const IndexerSpec& spec, const at::Tensor& query_Shd, const at::Tensor& key_Sd,
                            const at::Tensor& weight_Sh) = 0;
+  // The choice of the latest select_keys for `count` tokens from row `begin` of those run together: int64 [count, K], positions in
+  // the token's own sequence, -1 where it sees fewer; undefined before the first. For those who look on.
+  virtual at::Tensor selected_keys(int64_t begin, int64_t count) const;
   virtual void keep_index_keys(const IndexerSpec& spec, const at::Tensor& key_Sd) = 0;
 
   // silu(Σ_j w[c, j] · x[t - K + 1 + j, c] (+ b[c])), zeros before the sequence; x [S, C], w [C, 1, K] -> [S, C].

@@ -1,6 +1,8 @@
 #pragma once
 // What every trainer returns for one optimizer step's batch: gradients and all that a record keeps beside them.
 
+#include "core/model/traced_execution.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -18,9 +20,11 @@ struct StepGradient {
   // [prompt][member][token], as the batch has them.
   std::vector<std::vector<std::vector<double>>> logprobs;
   std::vector<std::vector<double>> advantages;  // [prompt][member]
-  std::map<std::string, double> seconds;        // "total" and the arm's phases
-  std::map<std::string, int64_t> bytes;         // "peak_bytes" above the weights, and the arm's categories
-  std::map<std::string, double> facts;          // anything else worth recording, by name: segments, recompute_mismatches
+  // Of the forward pass that predicts the response, a number a token of it; [prompt][member], empty unless it was asked for.
+  std::vector<std::vector<Trace>> traces;
+  std::map<std::string, double> seconds;  // "total" and the arm's phases
+  std::map<std::string, int64_t> bytes;   // "peak_bytes" above the weights, and the arm's categories
+  std::map<std::string, double> facts;    // anything else worth recording, by name: segments, recompute_mismatches
 };
 
 }  // namespace longstraw::core::model
