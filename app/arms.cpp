@@ -21,11 +21,12 @@ using core::model::StepGradient;
 std::string mebibytes(int64_t bytes) { return fmt::format("{:.0f} MiB", double(bytes) / (1 << 20)); }
 
 StepGradient run_reference(const Decoder& decoder, const Batch& batch, const RunConfig& config, std::optional<int64_t> cut) {
-  return reference::reference_gradient(decoder, batch,
-                                       {.run = {.attention = config.reference.attention, .tail_tokens = cut},
-                                        .objective = config.objective,
-                                        .temperature = config.rollout.temperature,
-                                        .max_completion_length = config.rollout.max_completion_length});
+  return reference::reference_gradient(
+      decoder, batch,
+      {.run = {.attention = config.reference.attention, .tail_tokens = cut, .trace = config.record.trace},
+       .objective = config.objective,
+       .temperature = config.rollout.temperature,
+       .max_completion_length = config.rollout.max_completion_length});
 }
 
 StepGradient run_longstraw(PromptGradient kept, const Decoder& decoder, const Batch& batch, const RunConfig& config,
@@ -35,7 +36,8 @@ StepGradient run_longstraw(PromptGradient kept, const Decoder& decoder, const Ba
       .objective = config.objective,
       .temperature = config.rollout.temperature,
       .max_completion_length = config.rollout.max_completion_length,
-      .progress = [&progress](const char* phase, int64_t tokens) { progress.at(fmt::format("{} of {} tokens", phase, tokens)); }};
+      .progress = [&progress](const char* phase, int64_t tokens) { progress.at(fmt::format("{} of {} tokens", phase, tokens)); },
+      .trace = config.record.trace};
   options.longstraw.prompt_gradient = kept;
   if (kept == PromptGradient::kTail) options.longstraw.tail_tokens = tail_tokens(config, batch);
   return longstraw_gradient(decoder, batch, options);

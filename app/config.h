@@ -8,6 +8,7 @@
 #include "core/data/config.h"
 #include "core/model/config.h"
 #include "core/objective/config.h"
+#include "core/record/config.h"
 #include "longstraw/config.h"
 #include "reference/config.h"
 
@@ -20,6 +21,7 @@ struct RunConfig {
   core::objective::ObjectiveConfig objective;
   LongstrawConfig longstraw;
   reference::ReferenceConfig reference;
+  core::record::RecordConfig record;
   compare::CompareConfig compare;
 
   static constexpr auto fields() {
@@ -32,6 +34,7 @@ struct RunConfig {
         field("objective", &C::objective, "the loss, named as in TRL's GRPOConfig"),
         field("longstraw", &C::longstraw, "the capture-and-replay trainer"),
         field("reference", &C::reference, "the full-graph trainer"),
+        field("record", &C::record, "what is written"),
         field("compare", &C::compare, "the comparator"),
     };
   }

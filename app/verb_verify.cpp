@@ -122,6 +122,7 @@ void add_verify(CLI::App& program, Action& chosen) {
   add_config_options(verb, options->config);
   RunConfig defaults;
   defaults.longstraw.self_check = SelfCheck::kFirstStep;
+  defaults.record.trace = true;
   choose(verb, chosen, options, run_verify, defaults);
 }
 

@@ -71,15 +71,27 @@ std::vector<ResponseRecord> responses_of(const RecordedStep& step) {
                             .policy_logprobs = step.result.logprobs[g][m],
                             .old_logprobs = {},
                             .reference_logprobs = {},
+                            .trace = {},
                             .reward = response.reward,
                             .advantage = step.result.advantages[g][m]};
       if (response.completion_mask) record.mask = *response.completion_mask;
       if (old) record.old_logprobs = response.old_logprobs;
       if (reference) record.reference_logprobs = response.ref_logprobs;
+      if (!step.result.traces.empty()) record.trace = step.result.traces[g][m];
       all.push_back(std::move(record));
     }
   }
   return all;
+}
+
+// The reference computes nothing again, so it has nothing to check.
+std::map<std::string, int64_t> checks_of(const core::model::StepGradient& result) {
+  std::map<std::string, int64_t> checks;
+  for (const char* name : {"changed_choices", "recompute_mismatches"}) {
+    const auto found = result.facts.find(name);
+    if (found != result.facts.end()) checks[name] = int64_t(found->second);
+  }
+  return checks;
 }
 
 std::vector<core::record::RewardRow> reward_rows(const Batch& batch) {
@@ -114,6 +126,7 @@ void write_record(const std::filesystem::path& path, const RecordedStep& step) {
   out.objective(objective);
   out.memory(step.result.bytes);
   out.timing(step.result.seconds);
+  if (const auto checks = checks_of(step.result); !checks.empty()) out.checks(checks);
   writer.append_rewards(reward_rows(step.batch));
   out.commit();
   writer.close();

@@ -89,7 +89,7 @@ Cause cause_of_mlp(const StepMeasure& measure, std::int64_t layer) {
 // The residual stream is added to once a layer, or twice: the mixer, then the MLP.
 Cause cause_of_add(const StepMeasure& measure, std::size_t index, std::size_t adds) {
   const std::size_t layers = measure.by_layer.size();
-  if (layers == 0 || adds % layers != 0 || adds / layers > 2) return {"wrong_block", fmt::format("block {}", index)};
+  if (adds < layers || layers == 0 || adds % layers != 0 || adds / layers > 2) return {"wrong_block", fmt::format("block {}", index)};
   const std::size_t per_layer = adds / layers;
   const auto layer = std::next(measure.by_layer.begin(), static_cast<std::ptrdiff_t>(index / per_layer))->first;
   const auto parameters = parameters_of_layer(measure, layer);
@@ -100,8 +100,14 @@ Cause cause_of_add(const StepMeasure& measure, std::size_t index, std::size_t ad
   return index % per_layer == 0 && mixes ? cause_of_mixer(measure, layer) : cause_of_mlp(measure, layer);
 }
 
+// Of these every kind of block is made: which block it is tells more.
+bool is_common(const std::string& operation) {
+  return operation == "add" || operation == "linear" || operation == "rms_norm" || operation == "swiglu";
+}
+
 Cause cause_of(const std::string& operation, const StepMeasure& measure, std::size_t adds_before, std::size_t adds) {
-  if (operation == "add") return cause_of_add(measure, adds_before, adds);
+  if (is_common(operation) && adds > 0 && adds_before == adds) return {"wrong_final_norm", "the norm after the last layer"};
+  if (is_common(operation)) return cause_of_add(measure, adds_before, adds);
   if (operation == "embedding") return {"stale_weights", "the embedding: other weights, or other tokens"};
   if (operation == "rotate") return {"wrong_rotation", "the rotation of queries and keys"};
   if (operation == "keys") {
@@ -116,6 +122,7 @@ Cause cause_of(const std::string& operation, const StepMeasure& measure, std::si
     return {"wrong_routing_weights",
             "the weights of the experts, which agree themselves, as when the balancing bias is in the weights"};
   }
+  if (operation == "mixed_experts") return {"wrong_experts", "what the chosen experts compute"};
   if (operation == "latent_attention") return {"wrong_attention", "latent attention"};
   return {"wrong_" + operation, operation};
 }

@@ -68,6 +68,31 @@ def test_records_share_their_inputs_and_name_their_arm(model, rollouts, tmp_path
     assert text(headers["noise"]["dtype"]) == "float64" and text(headers["noise"]["arm"]) == "reference"
 
 
+def test_records_tell_where_forward_passes_part_and_what_was_checked(model, rollouts, tmp_path):
+    out, plain = tmp_path / "out", tmp_path / "plain"
+    more = (f"model.path={model}", f"data.rollouts={rollouts}", "model.dtype=float64", "longstraw.segment_tokens=8")
+    assert verify(out, *more).status == WITHIN
+    assert verify(plain, *more, "record.trace=false").status == WITHIN
+    traces = {}
+    for arm in ARMS:
+        with h5py.File(out / f"{arm}.h5") as traced, h5py.File(plain / f"{arm}.h5") as untraced:
+            step, other = traced["steps/000000"], untraced["steps/000000"]
+            traces[arm] = {point: values[...] for point, values in step["responses/trace"].items()}
+            assert "trace" not in other["responses"]
+            if arm != "reference":   # which computes nothing again
+                assert dict(step["checks"].attrs) == {"changed_choices": 0, "recompute_mismatches": 0}
+            # Looking on changes no bit.
+            for name, gradient in step["gradients"].items():
+                assert gradient[...].tobytes() == other[f"gradients/{name}"][...].tobytes()
+    reference = traces["reference"]
+    assert "0000.embedding" in reference and sum(point.endswith(".attention") for point in reference) == 2
+    for arm in ARMS[1:]:
+        assert list(traces[arm]) == list(reference)
+        for point, values in reference.items():
+            assert values.std() > 0
+            assert abs(traces[arm][point] - values).max() <= 1e-12 * abs(values).max()
+
+
 @pytest.mark.parametrize("gate, status", [("[detached]", BEYOND), ("[exact, tail]", BEYOND), ("[exact]", WITHIN)])
 def test_the_gate_decides_the_exit_status(gate, status, model, rollouts, tmp_path):
     out = tmp_path / "out"

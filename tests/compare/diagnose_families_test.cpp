@@ -358,10 +358,12 @@ const std::vector<std::string> kPoints{"0000.embedding",
                                        "0010.add",
                                        "0011.keys",
                                        "0012.latent_attention",
-                                       "0013.add",
-                                       "0014.experts",
-                                       "0015.routing_weights",
-                                       "0016.add"};
+                                       "0013.linear",
+                                       "0014.add",
+                                       "0015.experts",
+                                       "0016.routing_weights",
+                                       "0017.add",
+                                       "0018.rms_norm"};
 
 std::string cause_from(const std::string& first_different, const std::string& dtype) {
   auto reference = zero_indexers(latent_experts().without({}));
@@ -403,6 +405,8 @@ TEST_P(FamilyFault, ATraceNamesTheOperation) {
   EXPECT_EQ(cause("0009"), "wrong_routing_weights");
   EXPECT_EQ(cause("0010"), "wrong_experts");
   EXPECT_EQ(cause("0004"), "wrong_mlp");
+  EXPECT_EQ(cause("0013"), "wrong_sparse_attention");  // a projection of the block that has been added next
+  EXPECT_EQ(cause("0018"), "wrong_final_norm");
   EXPECT_EQ(cause("9999"), "different_forward");  // the traces agree to the end
 }
 
