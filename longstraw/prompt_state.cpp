@@ -38,7 +38,8 @@ PromptState::PromptState(const core::model::Decoder& decoder, int64_t capacity, 
   }
   for (const auto& router : decoder.routers()) {
     const bool is_small = router.experts <= std::numeric_limits<int16_t>::max();
-    routes_.push_back({at::empty({capacity_, router.chosen}, options.dtype(is_small ? at::kShort : at::kInt)), {}});
+    const auto ids = options.dtype(is_small ? at::kShort : at::kInt);
+    routes_.push_back({at::empty({capacity_ - adjoint_begin_, router.chosen}, ids), {}});
   }
 }
 
@@ -111,12 +112,13 @@ void PromptState::add_carried_adjoint(int64_t slot, int64_t part, int64_t positi
 
 at::Tensor PromptState::routes(int64_t router, int64_t begin, int64_t count) const {
   const Routes& routes = routes_.at(router);
-  return routes.written.contains(begin) ? routes.chosen.narrow(0, begin, count).to(at::kLong) : at::Tensor();
+  return routes.written.contains(begin) ? routes.chosen.narrow(0, begin - adjoint_begin_, count).to(at::kLong) : at::Tensor();
 }
 
 void PromptState::write_routes(int64_t router, int64_t begin, const at::Tensor& chosen_Sk) {
+  if (begin < adjoint_begin_) return;
   Routes& routes = routes_.at(router);
-  routes.chosen.narrow(0, begin, chosen_Sk.size(0)).copy_(chosen_Sk);
+  routes.chosen.narrow(0, begin - adjoint_begin_, chosen_Sk.size(0)).copy_(chosen_Sk);
   routes.written.insert(begin);
 }
 

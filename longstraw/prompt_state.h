@@ -9,8 +9,8 @@
 // `adjoint_begin` on, added to in place. Carried values are kept at the borders of the path's nodes, each with its own
 // adjoint. Adjoints are wide (float32, float64 in a float64 run) whatever the state's dtype.
 //
-// Beside the state it remembers the discrete choices that a recompute must repeat: the experts of every token, and a hash
-// of each segment's selection of keys.
+// Beside the state it remembers the discrete choices that a recompute must repeat: the experts of every token from
+// `adjoint_begin` on (earlier ones are not recomputed), and a hash of each segment's selection of keys.
 
 #include "core/model/decoder.h"
 
@@ -51,8 +51,8 @@ class PromptState {
   at::Tensor carried_adjoint(int64_t slot, int64_t part, int64_t position) const;
   void add_carried_adjoint(int64_t slot, int64_t part, int64_t position, const at::Tensor& grad);
 
-  // Experts that a router chose for the `count` tokens of the segment starting at `begin`, int64 [count, k]; undefined if its
-  // capture had no need of that router (of the last layer, say).
+  // Experts that a router chose for the `count` tokens of the segment starting at `begin`, int64 [count, k]; undefined before
+  // adjoint_begin, and if its capture had no need of that router (of the last layer, say).
   at::Tensor routes(int64_t router, int64_t begin, int64_t count) const;
   void write_routes(int64_t router, int64_t begin, const at::Tensor& chosen_Sk);
   // Hash of the keys that the segment starting at `begin` selected; none if its capture had no need to.
@@ -96,7 +96,7 @@ class PromptState {
 
   std::vector<Slot> slots_;
   struct Routes {
-    at::Tensor chosen;          // [capacity, k]
+    at::Tensor chosen;          // [capacity - adjoint_begin, k]
     std::set<int64_t> written;  // first positions of the segments that are in it
   };
   std::vector<Routes> routes_;  // by router
