@@ -1,23 +1,21 @@
 #include "longstraw/sampler.h"
 
 #include "reference/gradient.h"
+#include "tests/support/closeness.h"
+#include "tests/support/families.h"
 #include "tests/support/fixture.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <memory>
 
 namespace longstraw {
 namespace {
 
 using core::model::Decoder;
-
-const std::vector<nlohmann::json>& models() {
-  static const std::vector<nlohmann::json> kModels{
-      nlohmann::json::object(), {{"model_type", "mistral"}, {"sliding_window", 5}}, {{"model_type", "qwen3"}}};
-  return kModels;
-}
 
 at::Tensor logits_of(const Decoder& decoder, const std::vector<int64_t>& prompt, const SampledResponse& response) {
   const auto length = int64_t(prompt.size() + response.completion_ids.size());
@@ -25,24 +23,76 @@ at::Tensor logits_of(const Decoder& decoder, const std::vector<int64_t>& prompt,
   return reference::response_logits(decoder, prompt, response.completion_ids, {length, length}, {});
 }
 
-// The sampler's log-probs are those of the whole sequence run without any cache.
-TEST(Sampler, LogprobsAreThoseOfTheReference) {
-  for (const auto& model : models()) {
-    const auto decoder = test::tiny_decoder(test::tiny_config(model), at::kDouble);
-    for (const int64_t length : {1, 2, 11}) {
-      const auto prompt = test::random_group(32, length, {1}, 4).prompt_ids;
-      const SamplerOptions options{.rollout = {.num_generations = 5, .max_completion_length = 9, .temperature = 0.8, .seed = 3},
-                                   .segment_tokens = 4};
-      for (const auto& response : sample_group(*decoder, prompt, 0, options)) {
-        ASSERT_EQ(response.completion_ids.size(), 9u);
-        const at::Tensor logprobs = at::log_softmax(logits_of(*decoder, prompt, response) / 0.8, -1);
-        for (int64_t t = 0; t < 9; ++t) {
-          EXPECT_NEAR(response.sampling_logprobs[t], logprobs[t][response.completion_ids[t]].item<double>(), 1e-12) << model.dump();
-        }
+// Log-probs of the sampled tokens by the reference: the whole sequence, without any cache.
+at::Tensor reference_logprobs(const Decoder& decoder, const std::vector<int64_t>& prompt, const SampledResponse& response,
+                              double temperature) {
+  const at::Tensor logits = logits_of(decoder, prompt, response).to(at::kDouble) / temperature;
+  return at::log_softmax(logits, -1).gather(1, at::tensor(response.completion_ids, at::kLong).unsqueeze(1)).squeeze(1);
+}
+
+// The largest distance of a sampled log-prob from the reference's, over prompts shorter than a convolution, than a segment and
+// longer than either, and responses shorter and longer than a convolution.
+double largest_logprob_error(const Decoder& decoder, int64_t vocab, int64_t members) {
+  constexpr double kTemperature = 0.8;
+  double largest = 0.0;
+  for (const int64_t length : {1, 2, 3, 30}) {
+    for (const int64_t tokens : {2, 9}) {
+      const auto prompt = test::random_group(vocab, length, {1}, uint64_t(length)).prompt_ids;
+      const SamplerOptions options{
+          .rollout = {.num_generations = members, .max_completion_length = tokens, .temperature = kTemperature, .seed = 3},
+          .segment_tokens = 4};
+      const auto responses = sample_group(decoder, prompt, 0, options);
+      EXPECT_EQ(int64_t(responses.size()), members);
+      for (const auto& response : responses) {
+        EXPECT_EQ(int64_t(response.sampling_logprobs.size()), tokens);
+        const at::Tensor wanted = reference_logprobs(decoder, prompt, response, kTemperature);
+        const at::Tensor error = at::tensor(response.sampling_logprobs, at::kDouble).sub(wanted).abs().max();
+        // A NaN must not pass for a small number.
+        largest = error.isfinite().item<bool>() ? std::max(largest, error.item<double>()) : INFINITY;
       }
     }
   }
+  return largest;
 }
+
+class SamplerOfFamily : public testing::TestWithParam<test::Family> {};
+
+TEST_P(SamplerOfFamily, LogprobsAreThoseOfTheReference) {
+  const auto decoder = test::tiny_decoder(GetParam().config, at::kDouble);
+  const double error = largest_logprob_error(*decoder, GetParam().config["vocab_size"], 3);
+  printf("    %-24s largest distance of a log-prob %.1e\n", GetParam().name.c_str(), error);
+  EXPECT_LE(error, 1e-10);
+}
+
+// An indexer that sees fewer keys than it may choose, from the first token on or never; a choice of one.
+TEST_P(SamplerOfFamily, LogprobsAreThoseOfTheReferenceForAnyNumberOfSelectedKeys) {
+  nlohmann::json config = GetParam().config;
+  if (!config.contains("index_topk")) GTEST_SKIP() << "no indexer";
+  for (const int64_t top_k : {1, 3, 30, 64}) {
+    config["index_topk"] = top_k;
+    const auto decoder = test::tiny_decoder(config, at::kDouble);
+    EXPECT_LE(largest_logprob_error(*decoder, config["vocab_size"], 3), 1e-10) << top_k << " selected keys";
+  }
+}
+
+// A stored prompt state that sampling changed, or one that members shared, would show in the second of two equal calls, or in
+// a member that depends on how many there are.
+TEST_P(SamplerOfFamily, MembersDoNotTouchEachOther) {
+  const auto decoder = test::tiny_decoder(GetParam().config, at::kDouble);
+  const auto prompt = test::random_group(GetParam().config["vocab_size"], 11, {1}, 4).prompt_ids;
+  const auto sampled = [&](int64_t members) {
+    return sample_group(*decoder, prompt, 0,
+                        {.rollout = {.num_generations = members, .max_completion_length = 6, .top_k = 1}, .segment_tokens = 4});
+  };
+  const auto alone = sampled(1), together = sampled(4);  // greedy: all members say the same
+  for (const auto& response : together) {
+    EXPECT_EQ(response.completion_ids, alone[0].completion_ids);
+    for (size_t t = 0; t < 6; ++t) EXPECT_NEAR(response.sampling_logprobs[t], alone[0].sampling_logprobs[t], 1e-12);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, SamplerOfFamily, testing::ValuesIn(test::small_families()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(Sampler, TopKOfOneAndTinyTopPAreGreedy) {
   const auto decoder = test::tiny_decoder(test::tiny_config(), at::kDouble);
