@@ -1,7 +1,9 @@
-"""Joins study files into one small file, for keeping: pack.py OUT.h5 IN.h5 [IN.h5 ...]
+"""Joins study files into one small file, for keeping: pack.py OUT.h5 IN.h5 [IN.h5 ...] [--where KEY=VALUE ...] [--one-map]
 
 Cells and attributes stay as they are (docs/study.md); small datasets move into their headers, larger ones are compressed.
 `command` and `config` at the root become those of all files, one after the other. A cell that two files have is an error.
+--where keeps only the cells whose attribute has that value; it may be repeated.
+--one-map keeps the rows of each kind in each layer only in cells with a tail of 0, which the notebook maps.
 """
 import argparse
 import pathlib
@@ -17,17 +19,18 @@ def copy_attributes(source, target):
         target.attrs.create(name, value, dtype=source.attrs.get_id(name).dtype)
 
 
-def copy_dataset(source, target, name):
+def copy_dataset(source, target, name, kept):
     data = source[name]
+    values = data[...] if kept is None else data[...][kept]
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    if data.nbytes < COMPACT_BYTES:
+    if values.nbytes < COMPACT_BYTES:
         plan.set_layout(h5py.h5d.COMPACT)
     else:
-        plan.set_chunk(data.shape)
+        plan.set_chunk(values.shape)
         plan.set_shuffle()
         plan.set_deflate(9)
-    copy = h5py.h5d.create(target.id, name.encode(), data.id.get_type(), data.id.get_space(), plan)
-    copy.write(h5py.h5s.ALL, h5py.h5s.ALL, data[...])
+    copy = h5py.h5d.create(target.id, name.encode(), data.id.get_type(), h5py.h5s.create_simple(values.shape), plan)
+    copy.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
 
 
 def small_group(parent, name):
@@ -37,16 +40,18 @@ def small_group(parent, name):
     return h5py.Group(h5py.h5g.create(parent.id, name.encode(), gcpl=plan))
 
 
-def copy_cell(source, target):
+def copy_cell(source, target, one_map):
     copy_attributes(source, target)
+    thinned = one_map and source.attrs["tail_tokens"] > 0
+    kept = source["scope"].asstr()[:] != "layer_and_kind" if thinned else None
     for name in source:
         if isinstance(source[name], h5py.Group):
             copy_attributes(source[name], small_group(target, name))
         else:
-            copy_dataset(source, target, name)
+            copy_dataset(source, target, name, kept)
 
 
-def pack(out, inputs):
+def pack(out, inputs, where=(), one_map=False):
     seen, commands, configs = {}, [], []
     with h5py.File(out, "w", libver=("v110", "v110")) as target:
         cells = target.create_group("cells")
@@ -62,11 +67,13 @@ def pack(out, inputs):
                     if value not in all_of:
                         all_of.append(value)
                 for cell in source["cells"].values():
+                    if any(str(cell.attrs[name]) != value for name, value in where):
+                        continue
                     key = tuple(cell.attrs[name] for name in KEY)
                     if key in seen:
                         raise SystemExit(f"pack: {path}: has the cell {key}, and so has {seen[key]}")
                     seen[key] = path
-                    copy_cell(cell, small_group(cells, f"{len(seen) - 1:06}"))
+                    copy_cell(cell, small_group(cells, f"{len(seen) - 1:06}"), one_map)
         for name, texts in (("command", commands), ("config", configs)):
             del target.attrs[name]
             target.attrs[name] = "\n".join(texts)
@@ -77,10 +84,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("inputs", type=pathlib.Path, nargs="+", metavar="IN.h5")
+    parser.add_argument("--where", action="append", default=[], type=lambda text: tuple(text.split("=", 1)), metavar="KEY=VALUE")
+    parser.add_argument("--one-map", action="store_true")
     options = parser.parse_args()
     if options.out in options.inputs:
         raise SystemExit(f"pack: {options.out}: is one of the inputs")
-    count = pack(options.out, options.inputs)
+    count = pack(options.out, options.inputs, options.where, options.one_map)
     print(f"{options.out}: {count} cells, {options.out.stat().st_size / 1024:.0f} KiB")
 
 
