@@ -19,8 +19,8 @@ using core::model::IndexerSpec;
 using core::model::LatentSpec;
 using core::model::Parameter;
 
-DecodeExecution::DecodeExecution(const core::model::Decoder& decoder, const PromptState& past, int64_t past_tokens,
-                                 int64_t members, int64_t capacity)
+DecodeExecution::DecodeExecution(const core::model::Decoder& decoder, const PromptState& past, int64_t past_tokens, int64_t members,
+                                 int64_t capacity)
     : past_(past), past_tokens_(past_tokens) {
   const auto options = at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
   const auto& states = decoder.states();
@@ -101,8 +101,7 @@ at::Tensor DecodeExecution::latent_attention(const LatentSpec& spec, const at::T
   const int64_t heads = query_plain_BHn.size(1), plain = query_plain_BHn.size(2), latent = latent_Bl.size(1);
   const at::Tensor kv_b_Hol = kv_b.value.detach().view({heads, -1, latent});
   const at::Tensor value_Hvl = kv_b_Hol.narrow(1, plain, kv_b_Hol.size(1) - plain);
-  const at::Tensor absorbed_BHl =
-      at::bmm(query_plain_BHn.transpose(0, 1), kv_b_Hol.narrow(1, 0, plain)).transpose(0, 1);
+  const at::Tensor absorbed_BHl = at::bmm(query_plain_BHn.transpose(0, 1), kv_b_Hol.narrow(1, 0, plain)).transpose(0, 1);
   const at::Tensor query_BHw = at::cat({absorbed_BHl, query_rotary_BHr}, -1);
   const at::Tensor mixed_BHl = spec.sparse ? attend_selected(spec.slot, spec.scale, query_BHw, latent)
                                            : attend_rows(spec.slot, spec.scale, std::nullopt, query_BHw, latent);
@@ -153,8 +152,8 @@ void DecodeExecution::select_keys(const IndexerSpec& spec, const at::Tensor& que
   for (int64_t b = 0; b < members; ++b) {
     const at::Tensor past_K = of_past[b].masked_select(of_past[b].ge(0).logical_and(of_past[b].lt(past_tokens_)));
     const at::Tensor own_N = at::arange(past_tokens_, past_tokens_ + tokens_ + 1, past_K.options());
-    const at::Tensor keys_Md = at::cat({input.past_key_Nd.index_select(0, past_K),
-                                        own_rows(spec.slot, 0, 0, tokens_ + 1)[b].squeeze(0)});
+    const at::Tensor keys_Md =
+        at::cat({input.past_key_Nd.index_select(0, past_K), own_rows(spec.slot, 0, 0, tokens_ + 1)[b].squeeze(0)});
     const at::Tensor products_hM = at::relu(at::mm(query_Bhd[b].to(wide), keys_Md.to(wide).t()));
     const at::Tensor score_M = at::matmul(weight_Bh[b], products_hM);
     const at::Tensor order_M = std::get<1>(at::sort(score_M, /*stable=*/true, -1, /*descending=*/true));

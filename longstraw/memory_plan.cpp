@@ -55,8 +55,8 @@ class Walk {
   }
   // The widest moment of a backward pass: in the loss, in an MLP, or in an attention.
   int64_t widest(int64_t tokens, int64_t head, int64_t past, int64_t adjoint_from) const {
-    return std::max(
-        {head, tokens * costs_.backward_working() + costs_.scan_backward(tokens), costs_.mixer_backward(tokens, past, adjoint_from)});
+    return std::max({head, tokens * costs_.backward_working() + costs_.scan_backward(tokens),
+                     costs_.mixer_backward(tokens, past, adjoint_from)});
   }
   void touch(int64_t working) {
     // Of the borders' adjoints only the two that a segment lies between are alive.

@@ -153,8 +153,7 @@ at::Tensor SegmentExecution::choose_experts(int64_t router, const at::Tensor& sc
 at::Tensor SegmentExecution::experts(const at::Tensor& x_SD, const at::Tensor& chosen_Sk, const at::Tensor& weights_Sk,
                                      const core::model::ExpertWeights& experts) {
   // The products of gate and up are multiplied again in the backward pass: they are most of what a segment would keep.
-  ExpertsForward made =
-      grouped_experts_forward(x_SD.detach(), chosen_Sk, weights_Sk.detach(), experts, /*keep_products=*/false);
+  ExpertsForward made = grouped_experts_forward(x_SD.detach(), chosen_Sk, weights_Sk.detach(), experts, /*keep_products=*/false);
   GradientStore* gradients = options_.gradients;
   const core::model::ExpertWeights* weights = &experts;
   const auto backward = [=, saved = std::move(made.saved)](const at::Tensor& grad) -> std::vector<at::Tensor> {
