@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes a small random model whose prompts may be very long, for bench/long.py.
 
-    python bench/tiny_model.py hybrid out/hybrid          gated delta rule, one layer of full attention in four (qwen3_5)
+    python bench/tiny_model.py hybrid out/hybrid          gated delta rule, every fourth layer full attention (qwen3_5)
+    python bench/tiny_model.py hybrid_inner out/inner     the same, the second of four layers full attention
     python bench/tiny_model.py recurrent out/recurrent    Mamba-2 alone
     python bench/tiny_model.py sparse out/sparse          latent attention over selected keys (deepseek_v32)
 
@@ -17,15 +18,18 @@ sys.path.insert(0, str(ROOT / "fixtures"))
 LONG = dict(vocab_size=256, hidden_size=32, max_position_embeddings=1 << 22)
 
 
-def hybrid():
+def hybrid(**keys):
     import transformers
     config = transformers.Qwen3_5TextConfig(
         **LONG, intermediate_size=64, num_hidden_layers=4, num_attention_heads=1, num_key_value_heads=1, head_dim=16,
         linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=1, linear_num_value_heads=2,
-        # Not last: a last layer of full attention would only keep its keys and values, and attend to nothing.
-        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-        rope_parameters=dict(rope_type="default", rope_theta=10000000.0, partial_rotary_factor=0.25))
+        rope_parameters=dict(rope_type="default", rope_theta=10000000.0, partial_rotary_factor=0.25), **keys)
     return transformers.Qwen3_5ForCausalLM, config
+
+
+def hybrid_inner():
+    """Of a prompt, the last layer's attention only keeps keys and values; an inner layer's attends over all of it."""
+    return hybrid(layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"])
 
 
 def recurrent():
@@ -45,7 +49,7 @@ def sparse():
     return transformers.DeepseekV32ForCausalLM, config
 
 
-KINDS = {"hybrid": hybrid, "recurrent": recurrent, "sparse": sparse}
+KINDS = {"hybrid": hybrid, "hybrid_inner": hybrid_inner, "recurrent": recurrent, "sparse": sparse}
 
 
 def main():

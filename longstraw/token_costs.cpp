@@ -30,15 +30,16 @@ struct BlockCost {
 struct ScanCost {
   int64_t block_tokens, scratch;
 };
-ScanCost scan_of(int64_t groups, int64_t repeat, int64_t key, int64_t value, int64_t wide) {
+// `rows` of values, and of a token's pairs with its chunk, are alive at once in the backward pass.
+ScanCost scan_of(int64_t groups, int64_t repeat, int64_t key, int64_t value, int64_t wide, int64_t rows, int64_t pairs) {
   const ScanShape shape{
       .sequences = 1, .tokens = 64 * kRecurrentChunk, .groups = groups, .repeat = repeat, .key_size = key, .value_size = value};
   const ScanPlan plan("memory plan", shape, {}, kRecurrentChunk, at::kCPU);
   const ScanSlice& slice = plan.slices().front();
   const int64_t tokens = plan.blocks(slice).front().tokens();
   const int64_t workers = std::min<int64_t>(at::get_num_threads(), static_cast<int64_t>(plan.slices().size()));
-  // Rows of values (three of their size) and pairs of a chunk's tokens (two) are alive at once.
-  return {tokens, workers * slice.batch() * repeat * (3 * value + 2 * kRecurrentChunk) * wide};
+  // Workers' widest moments need not coincide: with several this is an upper bound.
+  return {tokens, workers * slice.batch() * repeat * (rows * value + pairs * kRecurrentChunk) * wide};
 }
 
 // s: bytes of a number of the model; w: of a wide one; D: hidden size.
@@ -78,7 +79,7 @@ struct CostOfBlock {
     const int64_t values = a.value_heads * a.value_dim, channels = 2 * a.key_heads * a.key_dim + values;
     BlockCost cost;
     // Before and after the convolution; decay and step, each with what their activation keeps; the states of chunks.
-    const ScanCost scan = scan_of(a.key_heads, a.value_heads / a.key_heads, a.key_dim, a.value_dim, w);
+    const ScanCost scan = scan_of(a.key_heads, a.value_heads / a.key_heads, a.key_dim, a.value_dim, w, /*rows=*/10, /*pairs=*/7);
     cost.scratch = scan.scratch;
     cost.block_tokens = scan.block_tokens;
     cost.state_graph = 2 * channels * s + 5 * a.value_heads * w + a.value_heads * a.key_dim * a.value_dim * w / scan.block_tokens;
@@ -93,7 +94,7 @@ struct CostOfBlock {
     const int64_t inner = a.heads * a.head_dim, channels = inner + 2 * a.groups * a.state;
     const int64_t projected = inner + channels + a.heads;
     BlockCost cost;
-    const ScanCost scan = scan_of(a.groups, a.heads / a.groups, a.state, a.head_dim, w);
+    const ScanCost scan = scan_of(a.groups, a.heads / a.groups, a.state, a.head_dim, w, /*rows=*/7, /*pairs=*/4);
     cost.scratch = scan.scratch;
     cost.block_tokens = scan.block_tokens;
     cost.state_graph = projected * s + channels * w + 2 * a.heads * w + inner * a.state * w / scan.block_tokens;
@@ -118,7 +119,7 @@ struct CostOfBlock {
     if (a.shared_width > 0) cost.graph += (a.gated ? 3 : 2) * a.shared_width * s + D * s;
     const int64_t inputs = a.latent > 0 ? a.latent : D;
     cost.forward = a.chosen * (inputs * (s + w) + 3 * a.width * s) + D * w;
-    cost.backward = a.chosen * (2 * inputs * (s + w) + 4 * a.width * w) + D * w;
+    cost.backward = a.chosen * (inputs * (s + w) + 4 * a.width * w) + D * w;
     return cost;
   }
 };

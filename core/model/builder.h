@@ -26,8 +26,8 @@ class Builder {
   }
   // A constant of the checkpoint that is never trained, kept wide.
   const Parameter* constant(std::string name, Shape shape) { return add({std::move(name), std::move(shape), false}); }
-  int64_t state(MixerState state);    // its slot
-  int64_t router(Router router);      // its number
+  int64_t state(MixerState state);  // its slot
+  int64_t router(Router router);    // its number
 
   std::vector<std::shared_ptr<Parameter>> parameters;
   std::vector<MixerState> states;

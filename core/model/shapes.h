@@ -74,8 +74,8 @@ struct StateSpaceShape {
   bool convolution_bias = true;
   bool input_bias = false;  // of in_proj
   bool output_bias = false;
-  double time_step_min = 0.0;  // dt is clamped to this range
-  double time_step_max = 0.0;  // infinity: no clamp
+  double time_step_min = 0.0;                                      // dt is clamped to this range
+  double time_step_max = 0.0;                                      // infinity: no clamp
   enum class Norm { kWhole, kGroups, kNone } norm = Norm::kWhole;  // over all heads, by group, only the gate
   bool norm_before_gate = false;
   double input_multiplier = 1.0;
@@ -96,8 +96,8 @@ struct MlpShape {
 // Router, routed experts and those that every token passes.
 struct ExpertsShape {
   int64_t experts = 0;
-  int64_t chosen = 0;  // per token
-  int64_t width = 0;   // of one routed expert
+  int64_t chosen = 0;        // per token
+  int64_t width = 0;         // of one routed expert
   int64_t shared_width = 0;  // 0: none
   int64_t latent = 0;        // width of the experts' input when it is projected down before them; 0: it is not
   Activation activation = Activation::kSilu;
