@@ -4,6 +4,7 @@
 #include "core/model/rotary.h"
 
 #include "core/base/errors.h"
+#include "tests/model/plain_execution.h"
 #include "tests/support/closeness.h"
 #include "tests/support/fixture.h"
 
@@ -131,13 +132,7 @@ TEST(Rotary, AFloat64ModelHasFloat64Angles) {
 }
 
 TEST(Execution, RotationKeepsLengthAndDependsOnTheDifferenceOfPositionsAlone) {
-  class Plain final : public Execution {
-   public:
-    at::Tensor attention(const AttentionSpec&, const at::Tensor& query, const at::Tensor&, const at::Tensor&) override {
-      return query;
-    }
-    void keep_keys_values(const AttentionSpec&, const at::Tensor&, const at::Tensor&) override {}
-  } execution;
+  PlainExecution execution;
   const auto f = rotary_frequencies(rotary(RotaryType::kDefault), {1, 2}, at::kDouble);
   const at::Tensor x = at::randn({2, 1, 20}, at::kDouble);  // 20 dimensions: the last 4 pass
   const auto at_positions = [&](int64_t a, int64_t b) {
