@@ -89,7 +89,8 @@ Cause cause_of_mlp(const StepMeasure& measure, std::int64_t layer) {
 // The residual stream is added to once a layer, or twice: the mixer, then the MLP.
 Cause cause_of_add(const StepMeasure& measure, std::size_t index, std::size_t adds) {
   const std::size_t layers = measure.by_layer.size();
-  if (adds < layers || layers == 0 || adds % layers != 0 || adds / layers > 2) return {"wrong_block", fmt::format("block {}", index)};
+  if (adds < layers || layers == 0 || adds % layers != 0 || adds / layers > 2)
+    return {"wrong_block", fmt::format("block {}", index)};
   const std::size_t per_layer = adds / layers;
   const auto layer = std::next(measure.by_layer.begin(), static_cast<std::ptrdiff_t>(index / per_layer))->first;
   const auto parameters = parameters_of_layer(measure, layer);

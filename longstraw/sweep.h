@@ -31,8 +31,8 @@ struct SweepResult {
   double kl = 0.0;
   std::vector<std::vector<std::vector<double>>> logprobs;  // [prompt][member][token]
   double capture_seconds = 0.0, replay_seconds = 0.0, sweep_seconds = 0.0;
-  int64_t recompute_mismatches = 0;  // parts of segments' states whose recomputed values differed from the captured bits
-  int64_t changed_choices = 0;       // routers and indexers of segments that chose otherwise at recompute
+  int64_t recompute_mismatches = 0;            // parts of segments' states whose recomputed values differed from the captured bits
+  int64_t changed_choices = 0;                 // routers and indexers of segments that chose otherwise at recompute
   int64_t state_bytes = 0, adjoint_bytes = 0;  // largest, as held by the prompt state
   int64_t captured_tokens = 0, replayed_tokens = 0, recomputed_tokens = 0, kept_tokens = 0;
 };

@@ -49,7 +49,7 @@ core::model::StepGradient weighted_gradient(const core::model::Decoder& decoder,
 // Logits [R, V] that predict the response's tokens (positions P-1 … P+R-2 of the sequence), in the run's dtype. Carries
 // a graph when gradients are enabled. `points`: where to trace the pass at these positions; null: not at all.
 at::Tensor response_logits(const core::model::Decoder& decoder, std::span<const int64_t> prompt_ids,
-                           std::span<const int64_t> completion_ids, core::model::SequenceLengths lengths,
-                           const RunOptions& options, core::model::TracePoints* points = nullptr);
+                           std::span<const int64_t> completion_ids, core::model::SequenceLengths lengths, const RunOptions& options,
+                           core::model::TracePoints* points = nullptr);
 
 }  // namespace longstraw::reference
