@@ -73,6 +73,9 @@ void say_facts(const StepGradient& result, Progress& progress) {
   if (const double count = fact("recompute_mismatches"); count != 0) {
     progress.say(fmt::format("  {} recomputed segments differ from what was captured (recompute_mismatches)", count));
   }
+  if (const double count = fact("changed_choices"); count != 0) {
+    progress.say(fmt::format("  {} routers or indexers chose otherwise at recompute than at capture (changed_choices)", count));
+  }
   if (const double distance = fact("self_check_relative_l2"); distance != 0) {
     progress.say(fmt::format(
         "  self check: relative L2 {:.2e} from the plain way (every segment recomputed, one response at a time)", distance));
