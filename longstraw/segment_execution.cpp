@@ -60,7 +60,7 @@ at::Tensor SegmentExecution::rms_norm(const at::Tensor& x, const Parameter& weig
   const at::Tensor rstd = at::linalg_vector_norm(x_wide, 2, {-1}, /*keepdim=*/true).square_().div_(x.size(-1)).add_(eps).rsqrt_();
   const at::Tensor factor = zero_centred ? weight.value.detach().to(wide) + 1.0 : weight.value.detach();
   at::Tensor y = at::mul(x_wide, rstd);
-  y = zero_centred ? y.mul_(factor).to(x.scalar_type()) : at::mul(y.to(x.scalar_type()), factor);
+  y = zero_centred ? y.mul_(factor).to(x.scalar_type()) : y.to(x.scalar_type()).mul_(factor);
   return differentiable(y, {x}, [=](const at::Tensor& grad) -> std::vector<at::Tensor> {
     const at::Tensor normed = at::mul(input.to(wide), rstd);
     if (gradients->wants(*scale)) gradients->add_rows(*scale, grad.to(wide) * normed);
