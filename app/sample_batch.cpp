@@ -48,7 +48,7 @@ PromptSampler::PromptSampler(const RunConfig& config, Progress& progress) : conf
   progress.begin("starting Python");
   scoring_ = std::make_unique<core::data::ScoringProcess>(core::data::ScoringOptions{
       .model = has_tokenizer_ ? fs::path(config.model.path) : fs::path(), .timeout_seconds = config.data.reward_timeout});
-  if (config.data.reward) scoring_->prepare_reward(*config.data.reward);
+  if (config.data.reward) scoring_->prepare_reward(config.data.reward->front());
   progress.done();
 }
 
@@ -72,7 +72,7 @@ void PromptSampler::score(const PromptRow& row, SampledGroup& sampled) {
   for (size_t m = 0; m < sampled.completions.size(); ++m) {
     scored.push_back({&row, sampled.completions[m], sampled.group.responses[m].completion_ids});
   }
-  const auto rewards = scoring_->reward(*config_.data.reward, scored);
+  const auto rewards = scoring_->reward(config_.data.reward->front(), scored);
   for (size_t m = 0; m < rewards.size(); ++m) sampled.group.responses[m].reward = rewards[m];
 }
 

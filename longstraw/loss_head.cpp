@@ -23,7 +23,8 @@ int64_t logit_rows(int64_t vocab_size) {
 }
 
 at::Tensor loss_head(const core::model::Decoder& decoder, const at::Tensor& hidden_SD, const at::Tensor& targets_S,
-                     double temperature, const LossOfLogprobs& loss, GradientStore* gradients) {
+                     const LossHeadOptions& options, const LossOfRows& loss, GradientStore* gradients) {
+  const double temperature = options.temperature;
   at::NoGradGuard no_grad;
   const at::Tensor weight = decoder.output_weight().value.detach();
   const auto wide = core::device::accumulation_dtype(decoder.dtype());
@@ -38,7 +39,7 @@ at::Tensor loss_head(const core::model::Decoder& decoder, const at::Tensor& hidd
     logits.sub_(logits.amax({1}, /*keepdim=*/true));
     const at::Tensor target = targets_S.narrow(0, begin, n).unsqueeze(1);
     const at::Tensor lse = at::logsumexp(logits, {1}, /*keepdim=*/true);
-    const auto derivatives = loss(begin, to_doubles((logits.gather(1, target) - lse).squeeze(1)));
+    const auto derivatives = loss(begin, to_doubles((logits.gather(1, target) - lse).squeeze(1)), {}).by_logprob;
     if (gradients == nullptr) continue;
     const at::Tensor d = at::tensor(derivatives, at::kDouble).to(logits.options()).unsqueeze(1).div_(temperature);
     logits.sub_(lse).exp_().mul_(-d).scatter_add_(1, target, d);

@@ -86,8 +86,19 @@ KlTerm kl_term(Kl kind, double logprob, double reference) {
 
 }  // namespace
 
-GrpoObjective::GrpoObjective(const Batch& batch, const ObjectiveConfig& config, double temperature, int64_t max_completion_length)
-    : batch_(batch), config_(config), temperature_(temperature), advantages_(compute_advantages(batch, config)) {
+std::vector<std::vector<double>> group_advantages(const Batch& batch, const ObjectiveConfig& config) {
+  return compute_advantages(batch, config);
+}
+
+bool needs_scores(const Batch&, const ObjectiveConfig&) { return false; }
+
+GrpoObjective::GrpoObjective(const Batch& batch, const ObjectiveConfig& config, double temperature, int64_t max_completion_length,
+                             const core::model::TokenScores&, bool wants_entropy)
+    : batch_(batch),
+      config_(config),
+      temperature_(temperature),
+      wants_entropy_(wants_entropy),
+      advantages_(compute_advantages(batch, config)) {
   double responses = 0.0, tokens = 0.0;
   for (const auto& group : batch) {
     for (const auto& response : group.responses) {
@@ -108,12 +119,13 @@ GrpoObjective::GrpoObjective(const Batch& batch, const ObjectiveConfig& config, 
         case LossType::kDapo:
         case LossType::kBnpo: row.push_back(1.0 / std::max(1.0, tokens)); break;
         case LossType::kDrGrpo: row.push_back(1.0 / (responses * static_cast<double>(max_completion_length))); break;
+        default: throw ConfigError("objective.loss_type: not there yet");
       }
     }
   }
 }
 
-TokenLoss GrpoObjective::token(int64_t prompt, int64_t member, int64_t index, double logprob) const {
+TokenLoss GrpoObjective::token(int64_t prompt, int64_t member, int64_t index, double logprob, double) const {
   const Response& response = batch_[prompt].responses[member];
   if (!counts(response, index)) return {};
   const double weight = weights_[prompt][member], advantage = advantages_[prompt][member];

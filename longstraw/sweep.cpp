@@ -208,20 +208,20 @@ class Sweeper {
       targets.insert(targets.end(), branch->targets.begin(), branch->targets.end());
       for (size_t j = 0; j < branch->targets.size(); ++j) rows.emplace_back(branch, branch->first_target + static_cast<int64_t>(j));
     }
-    const auto loss = [&](int64_t begin, const std::vector<double>& logprobs) {
-      std::vector<double> derivatives;
+    const auto loss = [&](int64_t begin, const std::vector<double>& logprobs, const std::vector<double>&) {
+      RowDerivatives derivatives;
       for (size_t i = 0; i < logprobs.size(); ++i) {
         const auto& [branch, index] = rows[begin + static_cast<int64_t>(i)];
-        const TokenLoss token = objective_.token(branch->prompt, branch->member, index, logprobs[i]);
+        const TokenLoss token = objective_.token(branch->prompt, branch->member, index, logprobs[i], 0.0);
         result_.logprobs[branch->prompt][branch->member][index] = logprobs[i];
         result_.policy += token.policy;
         result_.kl += token.kl;
-        derivatives.push_back(token.derivative);
+        derivatives.by_logprob.push_back(token.derivative);
       }
       return derivatives;
     };
-    return loss_head(decoder_, hidden_SD.detach(), at::tensor(targets, at::kLong).to(decoder_.device()), objective_.temperature(),
-                     loss, with_gradient ? &gradients_ : nullptr);
+    return loss_head(decoder_, hidden_SD.detach(), at::tensor(targets, at::kLong).to(decoder_.device()),
+                     {.temperature = objective_.temperature()}, loss, with_gradient ? &gradients_ : nullptr);
   }
 
   bool has_gradient(const Branch& branch) const { return objective_.has_gradient(branch.prompt, branch.member); }

@@ -169,10 +169,12 @@ struct Codec<std::optional<T>> {
 template <class T>
 struct Codec<std::vector<T>> {
   static std::string wanted(const Check& check) { return "a list, each " + Codec<T>::wanted(check); }
+  // A single value is a list of one.
   static Problem read(const Value& value, const Check& check, std::vector<T>& out) {
-    if (value.kind != Value::Kind::kList) return got_wanted(value, wanted(check));
+    const bool single = value.kind == Value::Kind::kScalar;
+    if (!single && value.kind != Value::Kind::kList) return got_wanted(value, wanted(check));
     std::vector<T> all;
-    for (const Value& item : value.items) {
+    for (const Value& item : single ? std::vector<Value>{value} : value.items) {
       T element{};
       if (Problem problem = Codec<T>::read(item, check, element)) {
         return "element " + std::to_string(all.size()) + ": " + *problem;

@@ -11,30 +11,66 @@
 
 namespace longstraw::core::data {
 
-// file.py:function; splits at the last colon.
+// file.py:function (splits at the last colon), or command:PROGRAM ARGUMENTS.
 constexpr bool is_reward_name(std::string_view text) {
   const auto colon = text.rfind(':');
   return colon != std::string_view::npos && colon > 0 && colon + 1 < text.size();
 }
 
+enum class RewardErrors { kStop, kNull };
+constexpr auto names_of(RewardErrors) {
+  using config::EnumName;
+  return std::array{EnumName{RewardErrors::kStop, "stop"}, EnumName{RewardErrors::kNull, "null"}};
+}
+
 struct DataConfig {
   std::optional<std::string> rollouts;
   std::optional<std::string> prompts;
-  std::optional<std::string> reward;
+  std::optional<std::vector<std::string>> reward;
   double reward_timeout = 60.0;
+  RewardErrors reward_errors = RewardErrors::kStop;
 
   static constexpr auto fields() {
     using namespace config;
     using C = DataConfig;
     return std::tuple{
         field("rollouts", &C::rollouts, "JSONL of responses and their rewards (docs/rollouts.md); excludes prompts"),
-        field("prompts", &C::prompts, "JSONL of prompts to sample responses for; needs reward"),
-        field("reward", &C::reward, "reward function, f(prompts, completions, completion_ids, **columns) -> list",
-              text_that(is_reward_name, "FILE.py:FUNCTION")),
-        field("reward_timeout", &C::reward_timeout, "seconds the Python process may take for one answer", above(0)),
+        field("prompts", &C::prompts, "JSONL (or, for train, Parquet) of prompts to sample responses for; needs reward"),
+        field("reward", &C::reward,
+              "reward functions, f(prompts, completions, completion_ids, **columns) -> list, or programs that answer JSON lines; "
+              "one or a list",
+              text_that(is_reward_name, "FILE.py:FUNCTION or command:PROGRAM ARGUMENTS")),
+        field("reward_timeout", &C::reward_timeout, "seconds one answer of a reward function may take", above(0)),
+        field("reward_errors", &C::reward_errors,
+              "a reward function that raises, hangs or dies: stop the run, or count its rewards as missing and start it again"),
     };
   }
   bool operator==(const DataConfig&) const = default;
+};
+
+// An OpenAI-compatible server that samples instead of us.
+struct ServerConfig {
+  std::string url;
+  std::string model = "policy";
+  double timeout = 600.0;
+  std::int64_t retries = 3;
+  std::int64_t sync_steps = 1;
+  std::string reload_path = "/update_weights_from_disk";
+
+  static constexpr auto fields() {
+    using namespace config;
+    using C = ServerConfig;
+    return std::tuple{
+        field("url", &C::url, "address of the server, for example http://localhost:8000; empty: LongStraw samples itself"),
+        field("model", &C::model, "name of the model in requests"),
+        field("timeout", &C::timeout, "seconds one request may take", above(0)),
+        field("retries", &C::retries, "times a failed request is sent again", at_least(0)),
+        field("sync_steps", &C::sync_steps, "optimizer steps between two hand-overs of the weights", at_least(1)),
+        field("reload_path", &C::reload_path,
+              "path that is told of new weights by POST {\"model_path\": folder}; empty: the server is not told"),
+    };
+  }
+  bool operator==(const ServerConfig&) const = default;
 };
 
 struct RolloutConfig {
@@ -45,6 +81,7 @@ struct RolloutConfig {
   double top_p = 1.0;
   std::uint64_t seed = 0;
   std::optional<std::vector<std::int64_t>> stop_token_ids;
+  ServerConfig server;
 
   static constexpr auto fields() {
     using namespace config;
@@ -58,6 +95,7 @@ struct RolloutConfig {
         field("top_p", &C::top_p, "sample among the likeliest tokens that hold this share of probability", above_up_to(0, 1)),
         field("seed", &C::seed, "seed of the sampler"),
         field("stop_token_ids", &C::stop_token_ids, "tokens that end a response; null: those of the checkpoint", at_least(0)),
+        field("server", &C::server, "a server that samples instead"),
     };
   }
   bool operator==(const RolloutConfig&) const = default;

@@ -13,6 +13,7 @@ namespace longstraw::core::data {
 struct Response {
   std::vector<std::int64_t> completion_ids;                  // at least one
   std::optional<double> reward;                              // missing: the reward function had none
+  std::vector<std::optional<double>> reward_parts;           // by reward function; given: `reward` is their weighted sum
   std::optional<double> advantage;                           // given: used as it is, the reward then decides nothing
   std::optional<std::vector<double>> old_logprobs;           // of the policy that sampled, as the trainer computes them
   std::optional<std::vector<double>> ref_logprobs;           // of the reference model of the KL term

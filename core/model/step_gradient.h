@@ -12,6 +12,12 @@
 
 namespace longstraw::core::model {
 
+// Log-probs and entropies of given responses under given weights; [prompt][member][token].
+struct TokenScores {
+  std::vector<std::vector<std::vector<double>>> logprobs;
+  std::vector<std::vector<std::vector<double>>> entropies;
+};
+
 struct StepGradient {
   // Parallel to Decoder::parameters(), same shapes; float32, or float64 in a float64 run.
   std::vector<at::Tensor> gradients;
@@ -19,6 +25,8 @@ struct StepGradient {
   std::map<std::string, double> loss_parts;  // for example "policy", "kl"
   // [prompt][member][token], as the batch has them.
   std::vector<std::vector<std::vector<double>>> logprobs;
+  // Entropy of the distribution each token was drawn from, likewise; empty unless it was asked for or the loss needs it.
+  std::vector<std::vector<std::vector<double>>> entropies;
   std::vector<std::vector<double>> advantages;  // [prompt][member]
   // Of the forward pass that predicts the response, a number a token of it; [prompt][member], empty unless it was asked for.
   std::vector<std::vector<Trace>> traces;

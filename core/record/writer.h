@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -31,7 +32,10 @@ class JournaledFile;
 struct Sketch;
 
 struct WriterOptions {
-  bool replace = false;                     // an existing file of this name goes when the first step is committed, not before
+  bool replace = false;  // an existing file of this name goes when the first step is committed, not before
+  // Go on with an existing record of the same fixed inputs (FormatError otherwise): its steps and reward rows from this one on
+  // are dropped, the header's other attributes become the new ones. A missing file is begun.
+  std::optional<std::int64_t> resume_from_step = {};
   bool durable = true;                      // fsync at each commit
   std::function<void()> before_write = {};  // called before each step that changes the disk; for tests
 };

@@ -26,7 +26,7 @@ Batch one_token(double advantage, std::optional<double> old_logprob, std::option
 }
 
 TokenLoss of_one_token(const Batch& batch, const ObjectiveConfig& config, double logprob) {
-  return GrpoObjective(batch, config, 1.0, 1).token(0, 0, 0, logprob);
+  return GrpoObjective(batch, config, 1.0, 1).token(0, 0, 0, logprob, 0.0);
 }
 
 TEST(StreamingObjective, AgreesWithTrlOnEveryGoldenCase) {
@@ -43,7 +43,7 @@ TEST(StreamingObjective, AgreesWithTrlOnEveryGoldenCase) {
       for (size_t m = 0; m < batch[p].responses.size(); ++m, ++row) {
         EXPECT_NEAR(objective.advantages()[p][m], advantages[row], 1e-13 * (1.0 + std::abs(advantages[row])));
         for (size_t t = 0; t < logprobs[row].size(); ++t) {
-          const TokenLoss token = objective.token(p, m, t, logprobs[row][t]);
+          const TokenLoss token = objective.token(p, m, t, logprobs[row][t], 0.0);
           loss += token.policy + token.kl;
           size += std::abs(token.policy) + std::abs(token.kl);
           difference += std::pow(token.derivative - wanted[row][t], 2);
@@ -122,7 +122,7 @@ TEST(StreamingObjective, EqualOrMissingRewardsGiveExactlyZeroAndNoGradient) {
   const GrpoObjective objective(batch, config, 1.0, 1);
   EXPECT_THAT(objective.advantages()[0], testing::Each(0.0));
   EXPECT_FALSE(objective.has_gradient(0, 0));
-  EXPECT_EQ(objective.token(0, 0, 0, -1.0).derivative, 0.0);
+  EXPECT_EQ(objective.token(0, 0, 0, -1.0, 0.0).derivative, 0.0);
 }
 
 TEST(StreamingObjective, KlWithoutReferenceLogprobsIsRefused) {

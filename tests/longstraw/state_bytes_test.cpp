@@ -42,7 +42,7 @@ int64_t response_nodes(const Shape& shape) {
 // The sum of all log-probs, with a weight for each member so that nothing cancels.
 class SummedLogprobs final : public TokenObjective {
  public:
-  TokenLoss token(int64_t, int64_t member, int64_t, double logprob) const override {
+  TokenLoss token(int64_t, int64_t member, int64_t, double logprob, double) const override {
     const double weight = 1.0 / static_cast<double>(member + 1);
     return {.policy = -weight * logprob, .derivative = -weight};
   }

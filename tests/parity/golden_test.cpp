@@ -23,7 +23,7 @@ constexpr double kFloat64 = 1e-10;
 class WeightedObjective final : public TokenObjective {
  public:
   explicit WeightedObjective(const std::vector<std::vector<std::vector<double>>>& weights) : weights_(weights) {}
-  TokenLoss token(int64_t prompt, int64_t member, int64_t index, double logprob) const override {
+  TokenLoss token(int64_t prompt, int64_t member, int64_t index, double logprob, double) const override {
     const double weight = weights_[prompt][member][index];
     return {.policy = -weight * logprob, .derivative = -weight};
   }
