@@ -27,7 +27,8 @@ Metrics generation_metrics(const core::data::Batch& batch, const std::vector<std
 Metrics step_metrics(const core::data::Batch& batch, const core::model::StepGradient& gradient,
                      const core::objective::ObjectiveConfig& objective);
 
-// Mean over the steps between two lines of the log, as TRL averages: per-key mean; min and max for keys that end so.
+// Mean over the steps between two lines of the log, as TRL averages: of each key, over the steps that have a finite value.
+// num_tokens and epoch are where they stand.
 class MetricsAverage {
  public:
   void add(const Metrics& metrics);
@@ -44,8 +45,11 @@ class MetricsLog {
   MetricsLog(const std::filesystem::path& folder, int64_t keep_bytes, const std::vector<Sink>& sinks, const std::string& run_name,
              const std::string& config_yaml);
   ~MetricsLog();
-  // One line, whole and on the disk before it returns: {"step": 3, "loss": …}. Values that are not finite are written as null.
+  // One line, written whole: {"step": 3, "loss": …}. Values that are not finite are written as null. IoError on a full disk; the
+  // lines before are untouched.
   void write(int64_t step, const Metrics& metrics);
+  // All lines are on the disk: before a checkpoint counts their bytes.
+  void sync();
   int64_t bytes() const;  // of metrics.jsonl so far
 
  private:

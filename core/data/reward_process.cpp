@@ -14,22 +14,23 @@ namespace {
 
 using nlohmann::json;
 
-// The working folder is kept out of the module path: a json.py that lies there is not meant.
-constexpr auto kStart =
-    "import sys; sys.path = [p for p in sys.path if p]; from longstraw.worker import main; main(parent={}, import_early={})";
+// Where the package `longstraw` is found.
+std::vector<std::string> python_environment() {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(LONGSTRAW_PYTHON_DIR, ignored)) return {};
+  const char* users = std::getenv("PYTHONPATH");
+  const bool any = users != nullptr && *users != '\0';
+  return {fmt::format("PYTHONPATH={}{}{}", LONGSTRAW_PYTHON_DIR, any ? ":" : "", any ? users : "")};
+}
 
 ChildOptions child_options(const ScoringOptions& options) {
-  ChildOptions child{.command = options.command, .environment = {}, .echo_errors = options.echo_errors};
-  if (child.command.empty()) {
-    const auto python = options.python.empty() ? find_python() : options.python;
-    child.command = {python.string(), "-c", fmt::format(kStart, ::getpid(), options.model.empty() ? "False" : "True")};
+  if (!options.command.empty()) {
+    return {.command = options.command, .environment = python_environment(), .echo_errors = options.echo_errors};
   }
-  std::error_code ignored;
-  if (std::filesystem::is_directory(LONGSTRAW_PYTHON_DIR, ignored)) {
-    const char* users = std::getenv("PYTHONPATH");
-    const bool any = users != nullptr && *users != '\0';
-    child.environment.push_back(fmt::format("PYTHONPATH={}{}{}", LONGSTRAW_PYTHON_DIR, any ? ":" : "", any ? users : ""));
-  }
+  auto child = python_module("longstraw.worker",
+                             fmt::format("parent={}, import_early={}", ::getpid(), options.model.empty() ? "False" : "True"));
+  if (!options.python.empty()) child.command.front() = options.python.string();
+  child.echo_errors = options.echo_errors;
   return child;
 }
 
@@ -60,6 +61,14 @@ std::filesystem::path find_python() {
   if (const std::string folder = given("LONGSTRAW_TORCH"); !folder.empty()) return std::filesystem::path(folder) / "bin/python";
   if (::access(LONGSTRAW_BUILD_PYTHON, X_OK) == 0) return LONGSTRAW_BUILD_PYTHON;
   return "python3";
+}
+
+ChildOptions python_module(const std::string& module, const std::string& arguments) {
+  // The working folder is kept out of the module path: a json.py that lies there is not meant.
+  constexpr auto kStart = "import sys; sys.path = [p for p in sys.path if p]; from {} import main; main({})";
+  return {.command = {find_python().string(), "-c", fmt::format(kStart, module, arguments)},
+          .environment = python_environment(),
+          .echo_errors = true};
 }
 
 ScoringProcess::ScoringProcess(ScoringOptions options) : options_(std::move(options)), child_(child_options(options_)) {}

@@ -48,6 +48,9 @@ struct ScoredCompletion {
 // used, else python3.
 std::filesystem::path find_python();
 
+// How to start main(`arguments`) of a module of the Python package `longstraw`, in that interpreter.
+ChildOptions python_module(const std::string& module, const std::string& arguments = "");
+
 class ScoringProcess {
  public:
   // Returns at once. With a model the process begins to import transformers, which takes seconds: start it early.
