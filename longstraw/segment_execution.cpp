@@ -43,11 +43,13 @@ at::Tensor SegmentExecution::linear(const at::Tensor& x, const Parameter& weight
   const at::Tensor input = x.detach();
   const at::Tensor bias = bias_O != nullptr ? bias_O->value.detach() : at::Tensor();
   at::Tensor y = at::linear(input, weight_OI.value.detach(), bias.defined() ? std::optional(bias) : std::nullopt);
-  return differentiable(y, {x}, [=](const at::Tensor& grad) -> std::vector<at::Tensor> {
+  // Under frozen weights a graph begins at the first adapter: at its weight, for its input has none.
+  const bool from_input = x.requires_grad();
+  return differentiable(y, {from_input ? x : weight_OI.value}, [=](const at::Tensor& grad) -> std::vector<at::Tensor> {
     const at::Tensor grad_SO = grad.reshape({-1, grad.size(-1)});
     if (gradients->wants(*weight)) gradients->add_outer(*weight, grad_SO, input.reshape({-1, input.size(-1)}));
     if (bias_O != nullptr && gradients->wants(*bias_O)) gradients->add_rows(*bias_O, grad_SO);
-    return {at::matmul(grad, weight->value.detach())};
+    return {from_input ? at::matmul(grad, weight->value.detach()) : at::Tensor()};
   });
 }
 

@@ -1,12 +1,47 @@
 #include "core/model/decoder.h"
 
 #include "core/device/device.h"
+#include "core/model/adapters.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace longstraw::core::model {
+
+namespace {
+
+// The given execution, around it the one with adapters where the decoder has some.
+class Adapted {
+ public:
+  Adapted(Execution& execution, const Adapters* adapters) : execution_(&execution) {
+    if (adapters != nullptr && adapters->left_out == 0) execution_ = &adapted_.emplace(execution, *adapters);
+  }
+  Adapted(const Adapted&) = delete;
+  Adapted& operator=(const Adapted&) = delete;
+  Execution& execution() { return *execution_; }
+
+ private:
+  std::optional<AdaptedExecution> adapted_;
+  Execution* execution_;
+};
+
+}  // namespace
+
+Decoder::Decoder(DecoderParts parts) : parts_(std::move(parts)) {}
+Decoder::~Decoder() = default;
+Decoder::Decoder(Decoder&&) noexcept = default;
+Decoder& Decoder::operator=(Decoder&&) noexcept = default;
+
+uint64_t Decoder::weights_version() const {
+  // In-place changes are counted from below, what else there is from above: neither can make up for the other.
+  uint64_t version = adaptations_ << 40;
+  for (const auto& parameter : parts_.builder.parameters) version += parameter->value._version();
+  if (adapters_ == nullptr) return version;
+  for (const auto& parameter : parameters_) version += parameter->value._version();
+  return version + (adapters_->left_out > 0 ? uint64_t{1} << 39 : 0);
+}
 
 std::vector<std::shared_ptr<Parameter>> Decoder::constants() const {
   std::vector<std::shared_ptr<Parameter>> constants;
@@ -39,7 +74,9 @@ at::Tensor Decoder::add(const Residual& residual, const at::Tensor& hidden, cons
   return execution.add(residual.wide ? hidden.to(device::accumulation_dtype(dtype_)) : hidden, scaled);
 }
 
-at::Tensor Decoder::layer(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where, Execution& execution) const {
+at::Tensor Decoder::layer(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where, Execution& plain) const {
+  Adapted adapted(plain, adapters_.get());
+  Execution& execution = adapted.execution();
   at::Tensor hidden = hidden_SD;
   for (const Residual& residual : parts_.layers.at(size_t(n)).residuals) {
     const at::Tensor x_SD = residual.norm(hidden.to(dtype_), execution);
@@ -53,7 +90,9 @@ at::Tensor Decoder::layer(int64_t n, const at::Tensor& hidden_SD, const TokenPos
   return hidden;
 }
 
-void Decoder::layer_state(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where, Execution& execution) const {
+void Decoder::layer_state(int64_t n, const at::Tensor& hidden_SD, const TokenPositions& where, Execution& plain) const {
+  Adapted adapted(plain, adapters_.get());
+  Execution& execution = adapted.execution();
   const auto& residuals = parts_.layers.at(size_t(n)).residuals;
   const auto with_state = [](const Residual& residual) {
     return std::any_of(residual.blocks.begin(), residual.blocks.end(), [](const auto& block) { return block->has_state(); });

@@ -29,13 +29,20 @@ struct DecoderParts {
   double logit_multiplier = 1.0;
 };
 
+struct Adapters;
+
 class Decoder {
  public:
-  explicit Decoder(DecoderParts parts) : parts_(std::move(parts)) {}
+  explicit Decoder(DecoderParts parts);
+  ~Decoder();
+  Decoder(Decoder&&) noexcept;
+  Decoder& operator=(Decoder&&) noexcept;
 
   const Architecture& architecture() const { return parts_.architecture; }
-  // In the order of the checkpoint's layers, without constants; tied embeddings appear once, under the embedding's name.
+  // What is trained: weights(), or the adapters alone where there are some (lora.h).
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return parameters_; }
+  // Of the checkpoint, in the order of its layers, without constants; tied embeddings appear once, under the embedding's name.
+  const std::vector<std::shared_ptr<Parameter>>& weights() const { return weights_; }
   // What is never trained: a router's balancing constant.
   std::vector<std::shared_ptr<Parameter>> constants() const;
   const std::vector<MixerState>& states() const { return parts_.builder.states; }
@@ -46,7 +53,13 @@ class Decoder {
   int64_t layers_with_state() const;
   at::ScalarType dtype() const { return dtype_; }
   at::Device device() const { return device_; }
-  // SHA-256 over names, shapes and bytes of the checkpoint's tensor files, in the order of their names.
+  // Changes with whatever changes what the decoder computes: a weight written in place (an optimizer step), adapters added, merged
+  // or left out. Comes back to what it was when adapters that were left out are back.
+  uint64_t weights_version() const;
+  // Null: none.
+  const Adapters* adapters() const { return adapters_.get(); }
+  // SHA-256 over names, shapes and bytes of the checkpoint's tensor files, in the order of their names; and of the adapters as
+  // they were added.
   const std::string& sha256() const { return sha256_; }
   // What a user should know about the files it was read from, a line each: tensors that were skipped, weights dequantized.
   const std::vector<std::string>& notes() const { return notes_; }
@@ -63,10 +76,14 @@ class Decoder {
 
  private:
   friend std::unique_ptr<Decoder> load_decoder(const std::filesystem::path& folder, at::ScalarType dtype, at::Device device);
+  friend void set_adapters(Decoder& decoder, std::unique_ptr<Adapters> adapters, std::vector<std::string> notes);
   at::Tensor add(const Residual& residual, const at::Tensor& hidden, const at::Tensor& update, Execution& execution) const;
 
   DecoderParts parts_;
+  std::vector<std::shared_ptr<Parameter>> weights_;
   std::vector<std::shared_ptr<Parameter>> parameters_;
+  std::unique_ptr<Adapters> adapters_;
+  uint64_t adaptations_ = 0;  // how often adapters were added or merged
   at::ScalarType dtype_ = at::kFloat;
   at::Device device_ = at::kCPU;
   std::string sha256_;

@@ -46,8 +46,9 @@ std::unique_ptr<Decoder> load_decoder(const std::filesystem::path& folder, at::S
     const auto kept = parameter.trained ? dtype : device::accumulation_dtype(dtype);
     parameter.value =
         read_source(source, parameter, architecture.scale_blocks, kept).to(device).set_requires_grad(parameter.trained);
-    if (parameter.trained) decoder->parameters_.push_back(wanted[i]);
+    if (parameter.trained) decoder->weights_.push_back(wanted[i]);
   }
+  decoder->parameters_ = decoder->weights_;
   decoder->notes_ = sources.notes;
   decoder->sha256_ = sha256.get();
   return decoder;

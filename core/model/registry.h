@@ -18,6 +18,8 @@ struct CheckpointLayout {
     std::string from, to;
   };
   std::vector<Prefix> prefixes = {};
+  // Where Hugging Face's class calls its modules otherwise than the parameters are called: what names of adapters are made of.
+  std::vector<Prefix> modules = {};
   // Tensors that belong to parts we don't run (a vision tower, multi-token prediction): names that start so are skipped.
   std::vector<std::string> skipped = {};
 };

@@ -157,7 +157,7 @@ DecoderParts nemotron_h(const JsonReader& config) {
   return parts;
 }
 
-// Layers for multi-token prediction are not run.
-CheckpointLayout nemotron_h_layout(const Architecture&) { return {.skipped = {"mtp."}}; }
+// Layers for multi-token prediction are not run. The class in transformers has the trunk under "model.".
+CheckpointLayout nemotron_h_layout(const Architecture&) { return {.modules = {{"backbone.", "model."}}, .skipped = {"mtp."}}; }
 
 }  // namespace longstraw::core::model::mamba
