@@ -10,10 +10,53 @@ namespace longstraw {
 namespace {
 
 constexpr int64_t kSliceBytes = int64_t{64} << 20;
+// Its probability is 0 in float64 too, so that p log p is 0 rather than 0 · ∞ for logits that a model set to −∞.
+constexpr double kLowestLogProb = -1e4;
 
 std::vector<double> to_doubles(const at::Tensor& values) {
   const at::Tensor host = values.to(at::kCPU, at::kDouble).contiguous();
   return {host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel()};
+}
+
+// Row blocks of a slice, so that what entropies need beside the log-probs is small against them.
+constexpr int64_t kEntropyBlocks = 8;
+
+template <class Visit>
+void for_blocks(int64_t rows, const Visit& visit) {
+  const int64_t step = std::max<int64_t>(1, rows / kEntropyBlocks);
+  for (int64_t begin = 0; begin < rows; begin += step) visit(begin, std::min(step, rows - begin));
+}
+
+// H = −Σ p log p, [S]. A log-prob of −∞ counts as 0.
+at::Tensor entropies_of(const at::Tensor& log_probs_SV) {
+  at::Tensor entropies_S = at::empty({log_probs_SV.size(0)}, log_probs_SV.options());
+  for_blocks(log_probs_SV.size(0), [&](int64_t begin, int64_t n) {
+    const at::Tensor log_probs = log_probs_SV.narrow(0, begin, n);
+    entropies_S.narrow(0, begin, n).copy_(log_probs.exp().mul_(log_probs.clamp_min(kLowestLogProb)).sum({1}).neg_());
+  });
+  return entropies_S;
+}
+
+at::Tensor column(const std::vector<double>& values, const at::Tensor& like, double temperature) {
+  return at::tensor(values, at::kDouble).to(like.options()).unsqueeze(1).div_(temperature);
+}
+
+// Turns log-probs into dL/dlogits, in place: d (onehot − p) − e p (log p + H), d and e divided by the temperature.
+void to_grad_logits(at::Tensor& log_probs_SV, const at::Tensor& targets_S1, const at::Tensor& entropies_S,
+                    const RowDerivatives& derivatives, double temperature) {
+  const at::Tensor d = column(derivatives.by_logprob, log_probs_SV, temperature);
+  if (derivatives.by_entropy.empty()) {
+    log_probs_SV.exp_().mul_(-d);
+  } else {
+    const at::Tensor e = column(derivatives.by_entropy, log_probs_SV, temperature);
+    for_blocks(log_probs_SV.size(0), [&](int64_t begin, int64_t n) {
+      at::Tensor block = log_probs_SV.narrow(0, begin, n);
+      const at::Tensor pull = block.clamp_min(kLowestLogProb).add_(entropies_S.narrow(0, begin, n).unsqueeze(1));
+      pull.mul_(e.narrow(0, begin, n)).add_(d.narrow(0, begin, n));
+      block.exp_().mul_(pull).neg_();
+    });
+  }
+  log_probs_SV.scatter_add_(1, targets_S1, d);
 }
 
 }  // namespace
@@ -39,10 +82,12 @@ at::Tensor loss_head(const core::model::Decoder& decoder, const at::Tensor& hidd
     logits.sub_(logits.amax({1}, /*keepdim=*/true));
     const at::Tensor target = targets_S.narrow(0, begin, n).unsqueeze(1);
     const at::Tensor lse = at::logsumexp(logits, {1}, /*keepdim=*/true);
-    const auto derivatives = loss(begin, to_doubles((logits.gather(1, target) - lse).squeeze(1)), {}).by_logprob;
+    const std::vector<double> logprobs = to_doubles((logits.gather(1, target) - lse).squeeze(1));
+    if (gradients != nullptr || options.entropy) logits.sub_(lse);
+    const at::Tensor entropies = options.entropy ? entropies_of(logits) : at::Tensor();
+    const RowDerivatives derivatives = loss(begin, logprobs, options.entropy ? to_doubles(entropies) : std::vector<double>());
     if (gradients == nullptr) continue;
-    const at::Tensor d = at::tensor(derivatives, at::kDouble).to(logits.options()).unsqueeze(1).div_(temperature);
-    logits.sub_(lse).exp_().mul_(-d).scatter_add_(1, target, d);
+    to_grad_logits(logits, target, entropies, derivatives, temperature);
     const at::Tensor grad_logits = logits.to(decoder.dtype());
     grad_hidden.narrow(0, begin, n).copy_(at::mm(grad_logits, weight));
     if (gradients->wants(decoder.output_weight())) gradients->add_outer(decoder.output_weight(), grad_logits, hidden);
