@@ -88,7 +88,7 @@ ChildProcess::ChildProcess(ChildOptions options) : options_(std::move(options)) 
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both.data()) != 0 || ::pipe2(errors.data(), O_CLOEXEC) != 0) {
     const std::string why = std::strerror(errno);
     std::for_each(both.begin(), both.end(), close_fd);
-    throw CommunicationError(fmt::format("{}: can't be started: {}", options_.command.at(0), why));
+    throw ProcessError(ProcessFault::kEnded, fmt::format("{}: can't be started: {}", options_.command.at(0), why));
   }
   FileActions actions;
   actions.move(both[1], STDIN_FILENO);
@@ -108,7 +108,7 @@ ChildProcess::ChildProcess(ChildOptions options) : options_(std::move(options)) 
     pid_ = -1;
     close_fd(socket_);
     close_fd(errors_);
-    throw CommunicationError(fmt::format("{}: can't be started: {}", options_.command[0], std::strerror(failed)));
+    throw ProcessError(ProcessFault::kEnded, fmt::format("{}: can't be started: {}", options_.command[0], std::strerror(failed)));
   }
 }
 
@@ -152,14 +152,14 @@ void ChildProcess::kill() {
   close_fd(errors_);
 }
 
-void ChildProcess::fail(const std::string& problem) {
+void ChildProcess::fail(ProcessFault fault, const std::string& problem) {
   kill();
-  throw CommunicationError(problem + last_words());
+  throw ProcessError(fault, problem + last_words());
 }
 
 std::string ChildProcess::exchange(std::string_view line, std::chrono::duration<double> limit) {
   constexpr std::size_t kLongest = std::size_t{1} << 30;
-  if (pid_ <= 0) throw CommunicationError("the process has ended already" + last_words());
+  if (pid_ <= 0) throw ProcessError(ProcessFault::kEnded, "the process has ended already" + last_words());
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(limit, std::chrono::duration<double>(1e8)));
   const std::string request = std::string(line) + "\n";
@@ -174,7 +174,7 @@ std::string ChildProcess::exchange(std::string_view line, std::chrono::duration<
       return answer;
     }
     if (end == std::string::npos) searched = received_.size();
-    if (received_.size() > kLongest) fail("sent more than 1 GiB without a newline");
+    if (received_.size() > kLongest) fail(ProcessFault::kRubbish, "sent more than 1 GiB without a newline");
     // Both ways at once: a child that talks before it has read all would otherwise wait for us as we wait for it.
     std::array<pollfd, 2> ready = {pollfd{socket_, static_cast<short>(rest.empty() ? POLLIN : POLLIN | POLLOUT), 0},
                                    pollfd{errors_, POLLIN, 0}};
@@ -185,12 +185,12 @@ std::string ChildProcess::exchange(std::string_view line, std::chrono::duration<
     const bool answered = rest.empty() && received_.find('\n', searched) != std::string::npos;
     if ((ended || !open) && !answered) {
       wait_until(std::min(deadline, Clock::now() + std::chrono::seconds(2)));
-      if (!has_ended()) fail("closed its output");
+      if (!has_ended()) fail(ProcessFault::kEnded, "closed its output");
       drain_errors();
       const std::string status = reap();
-      fail("ended with " + status);
+      fail(ProcessFault::kEnded, "ended with " + status);
     }
-    if (Clock::now() >= deadline) fail(fmt::format("gave no answer within {:g} s", limit.count()));
+    if (Clock::now() >= deadline) fail(ProcessFault::kTimedOut, fmt::format("gave no answer within {:g} s", limit.count()));
   }
 }
 

@@ -89,6 +89,7 @@ struct Summary {
       if (has) ++columns[name];
     };
     count("reward", response.reward.has_value());
+    count("reward_parts", !response.reward_parts.empty());
     count("advantage", response.advantage.has_value());
     count("old_logprobs", response.old_logprobs.has_value());
     count("ref_logprobs", response.ref_logprobs.has_value());

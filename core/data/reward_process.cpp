@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <set>
 
 namespace longstraw::core::data {
 namespace {
@@ -39,7 +38,7 @@ ChildOptions child_options(const ScoringOptions& options) {
   const std::string kind = answer.value("kind", "");
   if (kind == "config") throw ConfigError(message);
   if (kind == "input") throw FormatError(message);
-  throw CommunicationError(message);
+  throw ProcessError(kind == "answer" ? ProcessFault::kAnswer : ProcessFault::kRaised, message);
 }
 
 bool is_token_list(const json& ids) {
@@ -79,15 +78,15 @@ json ScoringProcess::ask(json request, double seconds, const std::string& doing)
   std::string line;
   try {
     line = child_.exchange(request.dump(-1, ' ', true, json::error_handler_t::replace), std::chrono::duration<double>(seconds));
-  } catch (const CommunicationError& error) {
-    throw CommunicationError(fmt::format("scoring process, {}: {}", doing, error.what()));
+  } catch (const ProcessError& error) {
+    throw ProcessError(error.fault(), fmt::format("scoring process, {}: {}", doing, error.what()));
   }
   json answer = json::parse(line, nullptr, false);
   if (!answer.is_object() || !answer.contains("id") || answer["id"] != id) {
     child_.kill();  // whatever it says next can't be told from the answer
     const std::string shown = json(line.substr(0, 80)).dump(-1, ' ', false, json::error_handler_t::replace);
-    throw CommunicationError(
-        fmt::format("scoring process, {}: got {}, wanted the answer to request {}{}", doing, shown, id, child_.last_words()));
+    throw ProcessError(ProcessFault::kRubbish, fmt::format("scoring process, {}: got {}, wanted the answer to request {}{}", doing,
+                                                           shown, id, child_.last_words()));
   }
   if (answer.contains("error")) raise(answer);
   return answer;
@@ -134,38 +133,11 @@ void ScoringProcess::prepare_reward(const std::string& function) {
 std::vector<std::optional<double>> ScoringProcess::reward(const std::string& function,
                                                           const std::vector<ScoredCompletion>& completions) {
   prepare_reward(function);  // its imports take time that is not its own
-  std::set<std::string> names;
-  for (const ScoredCompletion& one : completions) {
-    for (const auto& [name, value] : one.prompt->columns.items()) names.insert(name);
-  }
-  json request = {{"op", "reward"},
-                  {"function", function},
-                  {"prompts", json::array()},
-                  {"completions", json::array()},
-                  {"completion_ids", json::array()},
-                  {"columns", json::object()}};
-  for (const ScoredCompletion& one : completions) {
-    request["prompts"].push_back(one.prompt->prompt);
-    request["completions"].push_back(one.completion);
-    request["completion_ids"].push_back(one.completion_ids);
-    for (const std::string& name : names) request["columns"][name].push_back(one.prompt->columns.value(name, json()));
-  }
+  json request = reward_request(completions);
+  request["op"] = "reward";
+  request["function"] = function;
   const json answer = ask(std::move(request), options_.timeout_seconds, "reward function " + function);
-  const json rewards = answer.value("rewards", json());
-  // The worker has checked this already, unless it is another than ours.
-  if (!rewards.is_array() || rewards.size() != completions.size()) {
-    throw CommunicationError(
-        fmt::format("reward function {}: got {}, wanted {} rewards", function, describe(rewards), completions.size()));
-  }
-  std::vector<std::optional<double>> result;
-  for (const json& reward : rewards) {
-    if (!reward.is_null() && !reward.is_number()) {
-      throw CommunicationError(fmt::format("reward function {}: got {} for completion {}, wanted a number or null", function,
-                                           describe(reward), result.size()));
-    }
-    result.push_back(reward.is_null() ? std::nullopt : std::optional(reward.get<double>()));
-  }
-  return result;
+  return rewards_in(answer, function, completions.size());
 }
 
 }  // namespace longstraw::core::data

@@ -8,14 +8,14 @@
 //   auto rewards = scoring.reward("rewards.py:graded", scored);
 //
 // Throws ConfigError when the reward function or its file does not exist, FormatError when the checkpoint has no usable
-// tokenizer, CommunicationError for what goes wrong while running: a reward function that raises (its message, file and
+// tokenizer, ProcessError for what goes wrong while running: a reward function that raises (its message, file and
 // line are quoted; the process goes on), returns too few or too many rewards, something that is no number, NaN or
 // infinity; a process that dies (exit status and last lines of its standard error are quoted), hangs past its time
 // (it is ended with all it started), or answers rubbish.
 // Not for use from two threads at once.
 
 #include "core/data/child_process.h"
-#include "core/data/prompts.h"
+#include "core/data/reward_request.h"
 
 #include <nlohmann/json.hpp>
 
@@ -35,13 +35,6 @@ struct ScoringOptions {
   std::filesystem::path python = {};      // empty: find_python()
   std::vector<std::string> command = {};  // another worker in its place (for tests)
   bool echo_errors = true;                // pass what the process prints on to our standard error
-};
-
-// What a reward function is called with: one entry a completion.
-struct ScoredCompletion {
-  const PromptRow* prompt = nullptr;
-  std::string completion;
-  std::vector<std::int64_t> completion_ids;
 };
 
 // The interpreter: $LONGSTRAW_PYTHON, else $LONGSTRAW_TORCH/bin/python, else that of the environment that the build

@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::array<std::string_view, 3> kRequired = {"prompt_id", "prompt_ids", "completion_ids"};
-constexpr std::array<std::string_view, 6> kOptional = {"reward",       "advantage",         "old_logprobs",
+constexpr std::array<std::string_view, 7> kOptional = {"reward",       "reward_parts",      "advantage",      "old_logprobs",
                                                        "ref_logprobs", "sampling_logprobs", "completion_mask"};
 
 // What other trainers call our columns. A file that has them and lacks ours would lose them silently.
@@ -135,6 +135,8 @@ class RowReader {
       return logprobs(value, name, tokens);
     };
     response.reward = number_at("reward");
+    const auto& [parts_value, parts_name] = pick("reward_parts");
+    response.reward_parts = reward_parts(parts_value, parts_name);
     response.advantage = number_at("advantage");
     response.old_logprobs = logprobs_at("old_logprobs");
     response.ref_logprobs = logprobs_at("ref_logprobs");
@@ -168,6 +170,16 @@ class RowReader {
     if (value.is_boolean()) return value.get<bool>() ? 1.0 : 0.0;  // a reward function's True
     if (!value.is_number()) place_.fail(key, fmt::format("got {}, wanted a finite number or null", describe(value)));
     return value.get<double>();
+  }
+
+  std::vector<std::optional<double>> reward_parts(const json& value, const std::string& key) const {
+    if (value.is_null()) return {};
+    if (!value.is_array() || value.empty()) {
+      place_.fail(key, fmt::format("got {}, wanted a list of numbers or nulls, one for each reward function", describe(value)));
+    }
+    std::vector<std::optional<double>> parts;
+    for (const json& item : value) parts.push_back(number(item, fmt::format("{}[{}]", key, parts.size())));
+    return parts;
   }
 
   void require_length(const json& value, const std::string& key, std::size_t tokens, std::string_view what) const {

@@ -45,6 +45,14 @@ void check_group(const PromptGroup& group, const Place& place) {
   require_all_or_none(group, place, &Response::ref_logprobs, "ref_logprobs");
   require_all_or_none(group, place, &Response::sampling_logprobs, "sampling_logprobs");
   const auto& all = group.responses;
+  const auto parts = all.front().reward_parts.size();
+  for (const Response& response : all) {
+    if (response.reward_parts.size() != parts) {
+      place.fail("reward_parts",
+                 fmt::format("responses to prompt_id {} have {} and {} of them, wanted one for each reward function",
+                             nlohmann::json(group.prompt_id).dump(), parts, response.reward_parts.size()));
+    }
+  }
   const std::string id = nlohmann::json(group.prompt_id).dump();
   if (std::none_of(all.begin(), all.end(), [](const Response& r) { return r.reward || r.advantage; })) {
     place.fail("reward", fmt::format("no response to prompt_id {} has a reward or an advantage", id));

@@ -22,6 +22,7 @@ std::string text_of(double number) {
   if (!std::isfinite(number)) throw FormatError(fmt::format("got {}, wanted a finite number", number));
   return fmt::format("{}", number);
 }
+std::string text_of(const std::optional<double>& number) { return number ? text_of(*number) : "null"; }
 template <class T>
 std::string text_of(const std::vector<T>& values) {
   std::string out = "[";
@@ -32,8 +33,8 @@ std::string text_of(const std::vector<T>& values) {
   return out += ']';
 }
 template <class T>
-std::string text_of(const std::optional<T>& value) {
-  return value ? text_of(*value) : "null";
+std::string text_of(const std::optional<std::vector<T>>& values) {
+  return values ? text_of(*values) : "null";
 }
 
 // Writes lines of one layout: a line holds one response, or, where `grouped`, the list of a group's.
@@ -47,6 +48,7 @@ class LineWriter {
     out_.append(",\"prompt_ids\":").append(text_of(group_.prompt_ids));
     column("completion_ids", &Response::completion_ids, [](const Response&) { return true; });
     optional_column("reward", &Response::reward);
+    column("reward_parts", &Response::reward_parts, [](const Response& response) { return !response.reward_parts.empty(); });
     optional_column("advantage", &Response::advantage);
     optional_column("old_logprobs", &Response::old_logprobs);
     optional_column("ref_logprobs", &Response::ref_logprobs);
@@ -115,6 +117,10 @@ class Canonical {
     add(response.ref_logprobs);
     add(response.sampling_logprobs);
     add(response.completion_mask);
+    if (!response.reward_parts.empty()) {  // batches without them keep the hash that they have always had
+      add(UINT64_MAX);                     // no list has this length: what follows can't be taken for another response
+      add(response.reward_parts);
+    }
   }
   std::string hex() { return sha_.hex(); }
 

@@ -10,8 +10,8 @@ It reads one JSON request a line and writes one JSON answer a line:
      "completion_ids": [[...], ...], "columns": {NAME: [...], ...}}       -> {"id": 5, "rewards": [number or null, ...]}
     {"op": "quit"}                                                        -> it ends
 
-A request that fails is answered {"id": n, "error": message, "kind": "config" | "input" | "reward"}, and the process goes
-on. Reward functions have the signature of TRL's: f(prompts, completions, completion_ids, **columns) -> list of numbers,
+A request that fails is answered {"id": n, "error": message, "kind": "config" | "input" | "reward" | "answer"}, and the
+process goes on. Reward functions have the signature of TRL's: f(prompts, completions, completion_ids, **columns) -> list of numbers,
 None where there is none. The completions of chat prompts are lists of one message, as in TRL.
 """
 
@@ -160,16 +160,16 @@ async def awaited(coroutine):
 def checked(name, rewards, count):
     """The rewards as floats and None; Failure for anything else."""
     if not isinstance(rewards, (list, tuple)):
-        raise Failure("reward", f"reward function {name} returned {shown(rewards)}, wanted a list of {count} numbers")
+        raise Failure("answer", f"reward function {name} returned {shown(rewards)}, wanted a list of {count} numbers")
     if len(rewards) != count:
-        raise Failure("reward", f"reward function {name} returned {len(rewards)} rewards for {count} completions")
+        raise Failure("answer", f"reward function {name} returned {len(rewards)} rewards for {count} completions")
     numbers = []
     for index, reward in enumerate(rewards):
         if reward is not None and hasattr(reward, "item"):
             reward = reward.item()
         if reward is not None and not isinstance(reward, (bool, int, float)):
             raise Failure(
-                "reward",
+                "answer",
                 f"reward function {name} returned {shown(reward)} for completion {index}, wanted a number or None",
             )
         try:
@@ -178,7 +178,7 @@ def checked(name, rewards, count):
             number = math.inf
         if number is not None and not math.isfinite(number):
             raise Failure(
-                "reward",
+                "answer",
                 f"reward function {name} returned {number} for completion {index}, wanted a finite number, "
                 "or None where there is none",
             )

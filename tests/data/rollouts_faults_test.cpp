@@ -69,6 +69,16 @@ TEST_F(Refused, columns_that_are_misspelt) {
             "r.jsonl:2: response_ids: unknown column; here it is called completion_ids");
 }
 
+TEST_F(Refused, parts_of_rewards_that_are_no_numbers_or_not_one_for_each_function) {
+  EXPECT_EQ(after_good(line(R"("reward": 1, "reward_parts": {"f": 1})")),
+            "r.jsonl:2: reward_parts: got an object, wanted a list of numbers or nulls, one for each reward function");
+  EXPECT_THAT(after_good(line(R"("reward": 1, "reward_parts": [])")), HasSubstr("reward_parts: got a list of 0, wanted"));
+  EXPECT_EQ(after_good(line(R"("reward": 1, "reward_parts": [1, "x"])")),
+            "r.jsonl:2: reward_parts[1]: got \"x\", wanted a finite number or null");
+  EXPECT_EQ(after_good(line(R"("reward": 1, "reward_parts": [1, 2])")),
+            "r.jsonl:1: reward_parts: responses to prompt_id \"q\" have 0 and 2 of them, wanted one for each reward function");
+}
+
 TEST_F(Refused, ids_that_are_no_token_ids) {
   EXPECT_EQ(after_good(line("", "[]")), "r.jsonl:2: completion_ids: is empty, wanted at least one token");
   EXPECT_EQ(after_good(line("", "[[1], []]")), "r.jsonl:2: completion_ids[1]: is empty, wanted at least one token");

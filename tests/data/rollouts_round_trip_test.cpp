@@ -26,6 +26,7 @@ rc::Gen<std::vector<std::int64_t>> ids() {
 
 struct GroupColumns {
   bool advantage, old_logprobs, ref_logprobs, sampling_logprobs;
+  std::size_t reward_parts;
 };
 
 Response any_response(const GroupColumns& has, bool has_reward) {
@@ -33,6 +34,9 @@ Response any_response(const GroupColumns& has, bool has_reward) {
   r.completion_ids = *ids();
   const auto logprobs = [&] { return *rc::gen::container<std::vector<double>>(r.completion_ids.size(), any_finite()); };
   if (has_reward) r.reward = *any_finite();
+  for (std::size_t k = 0; k < has.reward_parts; ++k) {
+    r.reward_parts.push_back(*rc::gen::arbitrary<bool>() ? std::optional(*any_finite()) : std::nullopt);
+  }
   if (has.advantage) r.advantage = *any_finite();
   if (has.old_logprobs) r.old_logprobs = logprobs();
   if (has.ref_logprobs) r.ref_logprobs = logprobs();
@@ -50,7 +54,7 @@ Batch any_batch() {
   const int prompts = *rc::gen::inRange(1, 4);
   for (int p = 0; p < prompts; ++p) {
     const GroupColumns has = {*rc::gen::arbitrary<bool>(), *rc::gen::arbitrary<bool>(), *rc::gen::arbitrary<bool>(),
-                              *rc::gen::arbitrary<bool>()};
+                              *rc::gen::arbitrary<bool>(), *rc::gen::inRange<std::size_t>(0, 4)};
     PromptGroup group{std::to_string(p) + *rc::gen::container<std::string>(rc::gen::inRange<char>(0, 127)), *ids(), {}};
     const int members = *rc::gen::inRange(1, 5);
     for (int m = 0; m < members; ++m) group.responses.push_back(any_response(has, m == 0 || *rc::gen::arbitrary<bool>()));

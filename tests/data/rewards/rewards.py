@@ -114,3 +114,9 @@ def takes_no_columns(prompts, completions, completion_ids):
 
 
 no_function = 3
+
+
+def counts_calls(prompts, completions, completion_ids, **columns):
+    """How often this process has called it."""
+    CALLS.append(completions)
+    return [float(len(CALLS))] * len(completions)
