@@ -84,12 +84,14 @@ void say_facts(const StepGradient& result, Progress& progress) {
 
 }  // namespace
 
-std::unique_ptr<Decoder> open_model(const core::model::ModelConfig& config, Progress& progress) {
+std::unique_ptr<Decoder> open_model(const core::model::ModelConfig& config, const core::model::LoraConfig& lora,
+                                    Progress& progress) {
   if (config.path.empty()) throw ConfigError("model.path: not given, wanted a checkpoint folder");
   core::device::set_up_determinism(int(config.threads));
   const auto device = core::device::parse_device(config.device);
   progress.begin(fmt::format("reading {} as {}", config.path, name_of(config.dtype)));
   auto decoder = core::model::load_decoder(config.path, core::device::parse_dtype(std::string(name_of(config.dtype))), device);
+  if (lora.wanted()) core::model::add_lora(*decoder, lora);
   progress.done();
   for (const std::string& note : decoder->notes()) progress.say("  model: " + note);
   return decoder;

@@ -8,6 +8,7 @@
 #include "core/data/rollouts.h"
 #include "core/model/decoder.h"
 #include "core/model/step_gradient.h"
+#include "training/config.h"
 
 #include <cstdint>
 #include <memory>
@@ -15,15 +16,12 @@
 
 namespace longstraw::app {
 
-enum class Arm { kReference, kDetached, kTail, kExact };
-constexpr auto names_of(Arm) {
-  using core::config::EnumName;
-  return std::array{EnumName{Arm::kReference, "reference"}, EnumName{Arm::kDetached, "detached"}, EnumName{Arm::kTail, "tail"},
-                    EnumName{Arm::kExact, "exact"}};
-}
+using training::Arm;
 
-// Reads config.model: the checkpoint in its dtype on its device, with determinism set up. ConfigError without a path.
-std::unique_ptr<core::model::Decoder> open_model(const core::model::ModelConfig& config, Progress& progress);
+// Reads the checkpoint in its dtype on its device, with determinism set up, and puts adapters on it where they are wanted.
+// ConfigError without a path.
+std::unique_ptr<core::model::Decoder> open_model(const core::model::ModelConfig& config, const core::model::LoraConfig& lora,
+                                                 Progress& progress);
 
 // How many prompt tokens keep their gradient in the tail arm: longstraw.tail_tokens, or where that is 0 the last 64, at
 // most all the prompt state has.

@@ -31,7 +31,7 @@ ExitStatus run_generate(const GenerateOptions& options, const RunConfig& config)
   require_writable_file(options.out);
   Progress progress;
   PromptSampler sampler(config, progress);
-  const auto decoder = open_model(config.model, progress);
+  const auto decoder = open_model(config.model, config.lora, progress);
   const size_t rows = options.num_prompts > 0 ? std::min(size_t(options.num_prompts), sampler.prompts()) : sampler.prompts();
   std::vector<SampledGroup> groups;
   for (size_t row = 0; row < rows; ++row) {

@@ -37,7 +37,7 @@ ExitStatus run_gradients(const GradientsOptions& options, const RunConfig& confi
   if (has_no_gradient(batch, config.objective)) {
     progress.say("no response has an advantage (equal rewards in every group): the gradient is zero");
   }
-  const auto decoder = open_model(config.model, progress);
+  const auto decoder = open_model(config.model, config.lora, progress);
   const auto result = run_arm(arm, *decoder, batch, config, progress, cut_of(options.reference_cut, config, batch));
   // The comparator tells arms apart by this name.
   const std::string name = options.reference_cut == "none" ? options.arm : "reference_" + options.reference_cut;

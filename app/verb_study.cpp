@@ -157,7 +157,7 @@ core::record::StudyHeader header_of(const StudyOptions& options, const RunConfig
 
 bool run_model(const StudyModel& model, const std::vector<StudyPoint>& points, const fs::path& folder,
                core::record::StudyWriter& writer, Account& account, Progress& progress) {
-  const auto decoder = open_model(model.run.config.model, progress);
+  const auto decoder = open_model(model.run.config.model, model.run.config.lora, progress);
   StudyData data(model.run.config, *decoder, folder, model.run.model_name, progress);
   bool trusted = true;
   for (const auto& point : points) {

@@ -86,10 +86,10 @@ ExitStatus run_verify(const VerifyOptions& options, const RunConfig& config) {
   std::unique_ptr<core::model::Decoder> decoder;
   if (config.data.rollouts) {
     batch = given_batch(config);
-    decoder = open_model(config.model, progress);
+    decoder = open_model(config.model, config.lora, progress);
   } else {
     PromptSampler sampler(config, progress);
-    decoder = open_model(config.model, progress);
+    decoder = open_model(config.model, config.lora, progress);
     batch = sample_one_group(sampler, *decoder, config, folder, progress);
   }
   // Reports of an earlier run say nothing about the records that now replace its own.

@@ -83,7 +83,7 @@ compare::VerifyInputs run_arms(const RunConfig& config, std::unique_ptr<Decoder>
   const RunConfig wide = noise_config(with_tail);
   if (wide.model.dtype != config.model.dtype) {
     decoder.reset();
-    decoder = open_model(wide.model, progress);
+    decoder = open_model(wide.model, wide.lora, progress);
   }
   ArmRunner(wide, *decoder, batch, progress).run(Arm::kReference, *inputs.noise);
   return inputs;

@@ -1,6 +1,7 @@
 #include "core/model/adapters.h"
 
 #include "core/base/sha256.h"
+#include "core/device/device.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -52,6 +53,17 @@ void set_adapters(Decoder& decoder, std::unique_ptr<Adapters> adapters, std::vec
   decoder.adapters_ = std::move(adapters);
   decoder.notes_.insert(decoder.notes_.end(), notes.begin(), notes.end());
   ++decoder.adaptations_;
+}
+
+at::Tensor merged_value(const Decoder& decoder, const Parameter& weight) {
+  const Adapters* adapters = decoder.adapters();
+  const at::Tensor value = weight.value.detach();
+  if (adapters == nullptr || adapters->left_out > 0 || !adapters->by_weight.contains(&weight)) return value;
+  const at::NoGradGuard no_grad;
+  const Adapter& adapter = adapters->all[adapters->by_weight.at(&weight)];
+  const auto wide = device::accumulation_dtype(decoder.dtype());
+  const at::Tensor update_OI = at::mm(adapter.b_Or->value.to(wide), adapter.a_rI->value.to(wide)) * adapters->scale();
+  return (value.to(wide) + update_OI).to(value.scalar_type());
 }
 
 }  // namespace longstraw::core::model

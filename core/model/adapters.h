@@ -46,4 +46,8 @@ class AdaptedExecution final : public DelegatingExecution {
 // again. The notes are added to the decoder's.
 void set_adapters(Decoder& decoder, std::unique_ptr<Adapters> adapters, std::vector<std::string> notes = {});
 
+// The weight that the decoder computes with: W + scale · B A, in the decoder's dtype, where it has an adapter that is not left out;
+// its value where not.
+at::Tensor merged_value(const Decoder& decoder, const Parameter& weight);
+
 }  // namespace longstraw::core::model
