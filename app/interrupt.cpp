@@ -2,9 +2,11 @@
 
 #include "core/base/errors.h"
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include <fcntl.h>
@@ -19,6 +21,7 @@ constexpr int kStatus = static_cast<int>(ExitStatus::kFailedRunning);
 // A signal handler can reach only what has static storage.
 int pipe_ends[2] = {-1, -1};
 volatile std::sig_atomic_t signals_seen = 0;
+std::atomic<bool> stop_is_request = false, stop_requested = false;
 
 std::mutex& writing() {
   static auto* mutex = new std::mutex;  // outlives the watching thread
@@ -37,6 +40,13 @@ void on_signal(int number) {
 void watch() {
   char number = 0;
   while (read(pipe_ends[0], &number, 1) != 1) {
+  }
+  if (stop_is_request) {
+    stop_requested = true;
+    constexpr std::string_view kText =
+        "\nlongstraw: will save at the end of this step and leave (a second signal leaves at once)\n";
+    if (write(STDERR_FILENO, kText.data(), kText.size()) < 0) return;
+    return;  // the second signal is the handler's
   }
   const std::lock_guard wait_for_results(writing());
   const std::string text =
@@ -62,6 +72,10 @@ void stop_on_signals() {
   }
   std::thread(watch).detach();
 }
+
+StopRequest::StopRequest() { stop_is_request = true; }
+StopRequest::~StopRequest() { stop_is_request = false; }
+bool StopRequest::made() const { return stop_requested; }
 
 WritingResults::WritingResults() : lock_(writing()) {}
 
