@@ -41,7 +41,9 @@ using Action = std::function<ExitStatus()>;
 void add_verify(CLI::App& program, Action& chosen);
 void add_gradients(CLI::App& program, Action& chosen);
 void add_generate(CLI::App& program, Action& chosen);
+void add_train(CLI::App& program, Action& chosen);
 void add_compare(CLI::App& program, Action& chosen);
+void add_rewards(CLI::App& program, Action& chosen);
 void add_inspect(CLI::App& program, Action& chosen);
 // `command`: the whole command line, kept in the study.
 void add_study(CLI::App& program, Action& chosen, const std::string& command);

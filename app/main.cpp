@@ -33,6 +33,7 @@ ExitStatus run(int argc, char** argv) {
   add_gradients(program, chosen);
   add_generate(program, chosen);
   add_compare(program, chosen);
+  add_rewards(program, chosen);
   add_inspect(program, chosen);
   add_study(program, chosen, fmt::format("longstraw {}", fmt::join(argv + 1, argv + argc, " ")));
   try {

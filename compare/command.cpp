@@ -5,8 +5,10 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "compare/report.h"
+#include "compare/reward_command.h"
 #include "core/base/atomic_file.h"
 
 namespace longstraw::compare {
@@ -41,25 +43,25 @@ void declare(CLI::App& app, Arguments& a) {
 ExitStatus run(const Arguments& a) {
   const Report report =
       compare_records(a.reference, a.candidate, a.noise.empty() ? std::nullopt : std::optional(a.noise), a.policy);
-  const std::string text = a.json ? report_json(report).dump(2) + "\n" : report_text(report, {.all_parameters = a.all_parameters});
-  if (a.out.empty()) {
-    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-      throw IoError("standard output: the report could not be written");
-    }
-  } else {
-    AtomicFile file(a.out);
-    file.write(text);
-    file.commit();
-  }
+  put_report(a.json ? report_json(report).dump(2) + "\n" : report_text(report, {.all_parameters = a.all_parameters}), a.out);
   return report.exit_status();
 }
 
 }  // namespace
 
-int compare_main(int argc, char** argv) {
-  CLI::App app("Says how far two records' gradients are apart, whether that is more than rounding, and why.", "longstraw-compare");
-  Arguments arguments;
-  declare(app, arguments);
+void put_report(const std::string& text, const std::string& out) {
+  if (out.empty()) {
+    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+      throw IoError("standard output: the report could not be written");
+    }
+  } else {
+    AtomicFile file(out);
+    file.write(text);
+    file.commit();
+  }
+}
+
+int parse_and_run(CLI::App& app, int argc, char** argv, const std::function<ExitStatus()>& run) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -67,7 +69,7 @@ int compare_main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(ExitStatus::kUnusable);
   }
   try {
-    return static_cast<int>(run(arguments));
+    return static_cast<int>(run());
   } catch (const Error& error) {
     fmt::print(stderr, "longstraw-compare: {}\n", error.what());
     return static_cast<int>(error.exit_status());
@@ -75,6 +77,15 @@ int compare_main(int argc, char** argv) {
     fmt::print(stderr, "longstraw-compare: {}\n", error.what());
     return static_cast<int>(ExitStatus::kFailedRunning);
   }
+}
+
+int compare_main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "rewards") return rewards_main(argc - 1, argv + 1);
+  CLI::App app("Says how far two records' gradients are apart, whether that is more than rounding, and why.", "longstraw-compare");
+  Arguments arguments;
+  declare(app, arguments);
+  app.footer(app.get_footer() + "\n`longstraw-compare rewards --help`: whether two ways of training earn the same rewards.");
+  return parse_and_run(app, argc, argv, [&] { return run(arguments); });
 }
 
 }  // namespace longstraw::compare

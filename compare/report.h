@@ -86,5 +86,7 @@ std::string statistics_row(const std::string& name, const PairStatistics& statis
 std::string report_text(const Report& report, const TextOptions& options = {});
 std::string checks_text(const Judgement& judgement);
 std::string findings_text(const std::vector<Finding>& findings);
+// Words until the line is full, then a new line with the same indent.
+std::string wrapped(const std::string& text, std::size_t indent);
 
 }  // namespace longstraw::compare

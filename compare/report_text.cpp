@@ -41,29 +41,6 @@ std::string whole_text(const StepReport& step) {
   return text;
 }
 
-// Words until the line is full, then a new line with the same indent.
-std::string wrapped(const std::string& text, std::size_t indent) {
-  std::string out(indent, ' ');
-  std::size_t column = indent;
-  std::size_t begin = 0;
-  while (begin < text.size()) {
-    const std::size_t end = std::min(text.find(' ', begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
-    if (column > indent && column + 1 + word.size() > kColumns) {
-      out += '\n';
-      out.append(indent, ' ');
-      column = indent;
-    } else if (column > indent) {
-      out += ' ';
-      ++column;
-    }
-    out += word;
-    column += word.size();
-    begin = end + 1;
-  }
-  return out + "\n";
-}
-
 std::string structure_text(const StepMeasure& measure) {
   std::string text;
   for (const auto& name : measure.only_in_reference) text += fmt::format("  only in the reference: {}\n", name);
@@ -102,6 +79,28 @@ std::string step_text(const StepReport& step, const TextOptions& options) {
 }
 
 }  // namespace
+
+std::string wrapped(const std::string& text, std::size_t indent) {
+  std::string out(indent, ' ');
+  std::size_t column = indent;
+  std::size_t begin = 0;
+  while (begin < text.size()) {
+    const std::size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    if (column > indent && column + 1 + word.size() > kColumns) {
+      out += '\n';
+      out.append(indent, ' ');
+      column = indent;
+    } else if (column > indent) {
+      out += ' ';
+      ++column;
+    }
+    out += word;
+    column += word.size();
+    begin = end + 1;
+  }
+  return out + "\n";
+}
 
 std::string statistics_header(const std::string& title) {
   return fmt::format("{:<{}} {:>9} {:>9} {:>9} {:>7} {:>7} {:>8}\n", title, kNameColumns, "cosine", "rel. L2", "ratio", "sign",
