@@ -33,7 +33,8 @@ const std::vector<nlohmann::json>& objective_cases() {
     for (const auto& entry : std::filesystem::directory_iterator("fixtures/objective")) files.insert(entry.path());
     std::vector<nlohmann::json> cases;
     for (const auto& file : files) {
-      for (auto& golden_case : nlohmann::json::parse(std::ifstream(file)).at("cases")) cases.push_back(std::move(golden_case));
+      auto golden = nlohmann::json::parse(std::ifstream(file));  // lives through the loop, as a temporary would not
+      for (auto& golden_case : golden.at("cases")) cases.push_back(std::move(golden_case));
     }
     return cases;
   }();
