@@ -160,9 +160,9 @@ void whiten(Rows& values, const RewardRows& rewards, const Batch& batch) {
   double tokens = 0.0, mean = 0.0, variance = 0.0;
   each([&](double value, double n) { tokens += n, mean += n * value; });
   if (tokens < 2.0) return each([](double& value, double) { value = 0.0; });
-  mean /= tokens + kEpsilon;
+  mean /= tokens;
   each([&](double value, double n) { variance += n * (value - mean) * (value - mean); });
-  variance *= tokens / (tokens - 1.0) / (tokens + kEpsilon);
+  variance /= tokens - 1.0;
   each([&](double& value, double) { value = (value - mean) / std::sqrt(variance + kEpsilon); });
 }
 

@@ -92,6 +92,23 @@ double entropy_threshold(const PlanInputs& in) {
   return entropies.empty() ? 0.0 : quantile(std::move(entropies), 1.0 - in.config.top_entropy_quantile);
 }
 
+// One weight for a response that has one loss: gmpo takes, as verl does, the geometric mean over its tokens.
+double weight_of_tokens(const core::data::PromptGroup& group, const Response& response, const ObjectiveConfig& config,
+                        const std::vector<double>& correction) {
+  const SamplerCorrection kind = config.importance_sampling_correction;
+  if (config.loss_type != LossType::kGmpo || kind != SamplerCorrection::kTokenTruncate) {
+    throw ConfigError(fmt::format(
+        "objective.importance_sampling_correction: {}: loss_type {} has one loss a response, none a token to correct (prompt {} "
+        "has old_logprobs and sampling_logprobs); take one of whole sequences, or none",
+        core::config::name_of(kind), core::config::name_of(config.loss_type), group.prompt_id));
+  }
+  double sum = 0.0;
+  for (size_t t = 0; t < correction.size(); ++t) {
+    if (counts(response, static_cast<int64_t>(t))) sum += std::log(correction[t]);
+  }
+  return std::exp(sum / std::max<double>(1.0, static_cast<double>(counted_tokens(response))));
+}
+
 // exp(lo − ls), truncated or masked; 1 for responses that lack one of the two.
 std::vector<double> sampler_correction(const core::data::PromptGroup& group, const Response& response,
                                        const ObjectiveConfig& config) {
@@ -100,12 +117,6 @@ std::vector<double> sampler_correction(const core::data::PromptGroup& group, con
   if (kind == SamplerCorrection::kNone || !response.old_logprobs || !response.sampling_logprobs) return correction;
   const bool of_tokens = kind == SamplerCorrection::kTokenTruncate || kind == SamplerCorrection::kTokenMask;
   const bool truncates = kind == SamplerCorrection::kTokenTruncate || kind == SamplerCorrection::kSequenceTruncate;
-  if (of_tokens && has_one_loss(config.loss_type)) {
-    throw ConfigError(fmt::format(
-        "objective.importance_sampling_correction: {}: loss_type {} has one loss a response, none a token to correct (prompt {} "
-        "has old_logprobs and sampling_logprobs); take one of whole sequences, or none",
-        core::config::name_of(kind), core::config::name_of(config.loss_type), group.prompt_id));
-  }
   const double low = config.importance_sampling_min, cap = config.importance_sampling_cap;
   const auto bounded = [&](double log_weight) {
     const double weight = std::exp(log_weight);
@@ -117,7 +128,9 @@ std::vector<double> sampler_correction(const core::data::PromptGroup& group, con
     if (of_tokens) correction[t] = bounded(difference);
     if (counts(response, static_cast<int64_t>(t))) sum += difference;
   }
-  if (!of_tokens) std::fill(correction.begin(), correction.end(), bounded(sum));
+  if (of_tokens && !has_one_loss(config.loss_type)) return correction;
+  const double whole = of_tokens ? weight_of_tokens(group, response, config, correction) : bounded(sum);
+  std::fill(correction.begin(), correction.end(), whole);
   return correction;
 }
 
