@@ -44,17 +44,23 @@ PromptSampler::PromptSampler(const RunConfig& config, Progress& progress) : conf
     }
     progress.say(fmt::format("{} has no tokenizer: completions have no text", config.model.path));
   }
-  if (!has_tokenizer_ && !config.data.reward) return;
+  const bool scores = config.data.reward && !config.data.reward->empty();
+  if (!has_tokenizer_ && !scores) return;
   progress.begin("starting Python");
-  scoring_ = std::make_unique<core::data::ScoringProcess>(core::data::ScoringOptions{
-      .model = has_tokenizer_ ? fs::path(config.model.path) : fs::path(), .timeout_seconds = config.data.reward_timeout});
-  if (config.data.reward) scoring_->prepare_reward(config.data.reward->front());
+  if (has_tokenizer_)
+    tokenizer_ = std::make_unique<core::data::ScoringProcess>(core::data::ScoringOptions{.model = config.model.path});
+  if (scores) {
+    reward_weights_ = core::data::reward_weights(*config.data.reward, config.objective.reward_weights);
+    rewards_ = std::make_unique<core::data::RewardFunctions>(core::data::RewardOptions{
+        .functions = *config.data.reward, .timeout_seconds = config.data.reward_timeout, .errors = config.data.reward_errors});
+    rewards_->prepare();
+  }
   progress.done();
 }
 
 std::vector<int64_t> PromptSampler::encode(const Decoder& decoder, size_t index) {
   const PromptRow& row = rows_.at(index);
-  const std::vector<int64_t> ids = row.prompt_ids ? *row.prompt_ids : scoring_->encode(row.prompt);
+  const std::vector<int64_t> ids = row.prompt_ids ? *row.prompt_ids : tokenizer_->encode(row.prompt);
   const int64_t vocab = decoder.architecture().vocab;
   const auto outside = std::find_if(ids.begin(), ids.end(), [&](int64_t id) { return id < 0 || id >= vocab; });
   const std::string place = fmt::format("{}: prompt {}: prompt_ids", *config_.data.prompts, row.prompt_id);
@@ -67,13 +73,17 @@ std::vector<int64_t> PromptSampler::encode(const Decoder& decoder, size_t index)
 }
 
 void PromptSampler::score(const PromptRow& row, SampledGroup& sampled) {
-  if (!config_.data.reward) return;
+  if (!rewards_) return;
   std::vector<core::data::ScoredCompletion> scored;
   for (size_t m = 0; m < sampled.completions.size(); ++m) {
     scored.push_back({&row, sampled.completions[m], sampled.group.responses[m].completion_ids});
   }
-  const auto rewards = scoring_->reward(config_.data.reward->front(), scored);
-  for (size_t m = 0; m < rewards.size(); ++m) sampled.group.responses[m].reward = rewards[m];
+  auto parts = rewards_->score(scored);
+  for (size_t m = 0; m < parts.size(); ++m) {
+    core::data::Response& response = sampled.group.responses[m];
+    response.reward = core::data::weighted_reward(parts[m], reward_weights_);
+    response.reward_parts = std::move(parts[m]);
+  }
 }
 
 SampledGroup PromptSampler::sample(const Decoder& decoder, size_t index) {
@@ -102,7 +112,7 @@ SampledGroup PromptSampler::sample(const Decoder& decoder, size_t index, std::ve
     kept.sampling_logprobs = std::move(response.sampling_logprobs);
     sampled.group.responses.push_back(std::move(kept));
   }
-  sampled.completions = has_tokenizer_ ? scoring_->decode(ids) : std::vector<std::string>(ids.size());
+  sampled.completions = has_tokenizer_ ? tokenizer_->decode(ids) : std::vector<std::string>(ids.size());
   score(row, sampled);
   progress_.done(fmt::format("{} prompt tokens", sampled.group.prompt_ids.size()));
   return sampled;
@@ -118,6 +128,11 @@ void write_sampled(const fs::path& path, const std::vector<SampledGroup>& groups
                                   {"prompt_ids", sampled.group.prompt_ids},
                                   {"completion_ids", response.completion_ids}};
       if (response.reward) line["reward"] = *response.reward;
+      if (!response.reward_parts.empty()) {
+        auto& parts = line["reward_parts"] = nlohmann::ordered_json::array();
+        for (const auto& part : response.reward_parts)
+          parts.push_back(part ? nlohmann::ordered_json(*part) : nlohmann::ordered_json());
+      }
       if (response.sampling_logprobs) line["sampling_logprobs"] = *response.sampling_logprobs;
       if (!sampled.prompt.is_null()) line["prompt"] = sampled.prompt;
       line["completion"] = sampled.completions[m];

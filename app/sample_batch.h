@@ -1,11 +1,12 @@
 #pragma once
-// Responses sampled from the prompts that data.prompts names, and scored by the Python function that data.reward names.
+// Responses sampled from the prompts that data.prompts names, and scored by the functions that data.reward names.
 
 #include "app/config.h"
 #include "app/progress.h"
 
 #include "core/data/prompts.h"
 #include "core/data/reward_process.h"
+#include "core/data/rewards.h"
 #include "core/data/rollouts.h"
 #include "core/model/decoder.h"
 
@@ -25,8 +26,8 @@ struct SampledGroup {
 
 class PromptSampler {
  public:
-  // Reads the prompts, starts the Python process and looks the reward function up: faults in them cost no sampling.
-  // Without data.reward responses stay unscored. Throws as read_prompts and ScoringProcess do.
+  // Reads the prompts, starts the Python processes and looks the reward functions up: faults in them cost no sampling.
+  // Without data.reward responses stay unscored. Throws as read_prompts, ScoringProcess and RewardFunctions do.
   PromptSampler(const RunConfig& config, Progress& progress);
 
   size_t prompts() const { return rows_.size(); }
@@ -46,7 +47,9 @@ class PromptSampler {
   Progress& progress_;
   std::vector<core::data::PromptRow> rows_;
   bool has_tokenizer_ = false;
-  std::unique_ptr<core::data::ScoringProcess> scoring_;  // null: neither texts nor rewards are needed
+  std::unique_ptr<core::data::ScoringProcess> tokenizer_;  // null: the checkpoint has none
+  std::unique_ptr<core::data::RewardFunctions> rewards_;   // null: nothing is scored
+  std::vector<double> reward_weights_;
 };
 
 // A rollouts file (docs/rollouts.md), a line a response, with the texts as the columns prompt and completion. Whole or

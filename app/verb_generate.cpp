@@ -51,7 +51,8 @@ void add_generate(CLI::App& program, Action& chosen) {
   options->config.unscored = true;
   add_shortcut(verb, options->config, "--model", "model.path", "checkpoint folder");
   add_shortcut(verb, options->config, "--prompts", "data.prompts", "JSONL of prompts", {"data.rollouts"});
-  add_shortcut(verb, options->config, "--reward", "data.reward", "reward function, FILE.py:FUNCTION; without it nothing is scored");
+  add_shortcut(verb, options->config, "--reward", "data.reward",
+               "reward function, FILE.py:FUNCTION or command:PROGRAM ARGUMENTS; without it nothing is scored");
   verb.add_option("--out", options->out, "the rollouts file to write (JSONL)")->type_name("FILE.jsonl");
   verb.add_option("--num-prompts", options->num_prompts, "only the first N prompts; 0: all")
       ->check(CLI::NonNegativeNumber)

@@ -136,8 +136,9 @@ struct Codec<E> {
     return text;
   }
   static Problem read(const Value& value, const Check& check, E& out) {
-    if (value.kind == Value::Kind::kScalar) {
-      if (const auto known = value_named<E>(value.text)) {
+    if (value.kind == Value::Kind::kScalar || value.kind == Value::Kind::kNull) {
+      // A bare null may be one of the names.
+      if (const auto known = value_named<E>(value.kind == Value::Kind::kNull ? "null" : value.text)) {
         out = *known;
         return std::nullopt;
       }
@@ -177,7 +178,7 @@ struct Codec<std::vector<T>> {
     for (const Value& item : single ? std::vector<Value>{value} : value.items) {
       T element{};
       if (Problem problem = Codec<T>::read(item, check, element)) {
-        return "element " + std::to_string(all.size()) + ": " + *problem;
+        return (single ? "" : "element " + std::to_string(all.size()) + ": ") + *problem;
       }
       all.push_back(std::move(element));
     }

@@ -1,9 +1,10 @@
 """longstraw generate."""
 import json
+import sys
 
 import pytest
 
-from conftest import UNUSABLE, WITHIN, gradients, leftovers, refused, run, write_lines
+from conftest import FAILED, UNUSABLE, WITHIN, gradients, leftovers, refused, run, write_lines
 
 REWARDS = '''
 def first_id(prompts, completions, completion_ids, bonus, **columns):
@@ -54,6 +55,37 @@ def test_a_reward_function_may_have_no_opinion(model, prompts, tmp_path):
     out = tmp_path / "out.jsonl"
     assert generate(model, prompts, out, "--num-prompts", "1", "--reward", f"{tmp_path / 'rewards.py'}:some").status == WITHIN
     assert [row.get("reward") for row in rows_of(out)] == [None, 0.5, 0.5]
+
+
+def test_several_functions_and_programs_are_added_with_their_weights(model, prompts, tmp_path):
+    program = tmp_path / "short.py"
+    program.write_text("import json, sys\nfor line in sys.stdin:\n    ids = json.loads(line)['completion_ids']\n"
+                       "    print(json.dumps({'rewards': [-len(i) for i in ids]}), flush=True)\n")
+    rewards = [f"{tmp_path / 'rewards.py'}:first_id", f"command:{sys.executable} {program}", f"{tmp_path / 'rewards.py'}:some"]
+    assert generate(model, prompts, tmp_path / "out.jsonl", "--set", f"data.reward={json.dumps(rewards)}",
+                    "--set", "objective.reward_weights=[1, 0.5, 2]").status == WITHIN
+    for n, row in enumerate(rows_of(tmp_path / "out.jsonl")):
+        first, short, some = row["reward_parts"]
+        assert (short, some) == (-len(row["completion_ids"]), 0.5 if n % 3 else None)
+        assert row["reward"] == first + 0.5 * short + 2 * (some or 0)
+    assert gradients("exact", model, tmp_path / "out.jsonl", tmp_path / "r.h5").status == WITHIN
+
+
+def test_weights_that_are_not_one_a_function_are_refused(model, prompts, tmp_path):
+    refused("generate", "--model", model, "--prompts", prompts, "--out", tmp_path / "out.jsonl", "--reward",
+            f"{tmp_path / 'rewards.py'}:first_id", "--set", "objective.reward_weights=[1, 2]", names=["objective.reward_weights", "got 2", "wanted 1"])
+
+
+@pytest.mark.parametrize("errors, status", [("stop", FAILED), ("null", WITHIN)])
+def test_a_reward_program_that_dies_stops_the_run_or_leaves_its_rewards_missing(model, prompts, tmp_path, errors, status):
+    rewards = [f"{tmp_path / 'rewards.py'}:first_id", "command:sh -c 'read line; echo no more >&2; exit 4'"]
+    done = generate(model, prompts, tmp_path / "out.jsonl", "--set", f"data.reward={json.dumps(rewards)}", "--set", f"data.reward_errors={errors}")
+    assert done.status == status and "ended with exit status 4" in done.err and "no more" in done.err, done
+    assert done.err.count("ended with exit status 4") == 1, done  # it fails for each of three prompts
+    if status == WITHIN:
+        assert all(row["reward_parts"] == [row["reward"], None] for row in rows_of(tmp_path / "out.jsonl"))
+    else:
+        assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_seed_repeats_and_another_differs_and_prompts_do_not_depend_on_each_other(model, prompts, tmp_path):

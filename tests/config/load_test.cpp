@@ -60,7 +60,7 @@ compare:   {gate: [exact, tail]}
   EXPECT_EQ(config.model.threads, 2);
   EXPECT_EQ(config.data.rollouts, std::nullopt);
   EXPECT_EQ(config.data.prompts, "p.jsonl");
-  EXPECT_EQ(config.data.reward, "rewards.py:graded");
+  EXPECT_EQ(config.data.reward, (std::vector<std::string>{"rewards.py:graded"}));
   EXPECT_EQ(config.data.reward_timeout, 5.0);
   EXPECT_EQ(config.rollout.num_generations, 4);
   EXPECT_EQ(config.rollout.max_completion_length, 32);
@@ -138,8 +138,9 @@ TEST(Load, an_unknown_key_like_no_other_gets_no_suggestion) {
 }
 
 TEST(Load, a_misspelt_name_of_a_choice_gets_the_nearest) {
-  EXPECT_EQ(message_of("objective: {loss_type: dr-grpo}"),
-            "run.yaml:1: objective.loss_type: got dr-grpo, wanted one of grpo, dr_grpo, dapo, bnpo; did you mean dr_grpo?");
+  EXPECT_EQ(
+      message_of("objective: {loss_type: dr-grpo}"),
+      "run.yaml:1: objective.loss_type: got dr-grpo, wanted one of grpo, dr_grpo, dapo, bnpo, gspo, cispo, sapo, gmpo, rloo, reinforce; did you mean dr_grpo?");
 }
 
 TEST(Load, keys_that_occur_twice_are_faults) {
@@ -162,11 +163,13 @@ TEST(Load, values_out_of_range_or_of_another_type_are_faults) {
       {"rollout: {num_generations: null}", "got null, wanted an integer >= 1"},
       {"rollout: {num_generations: [8]}", "got a list, wanted an integer >= 1"},
       {"rollout: {stop_token_ids: [1, -2]}", "element 1: got -2, wanted an integer >= 0"},
-      {"rollout: {stop_token_ids: 3}", "got 3, wanted a list, each an integer >= 0"},
+      {"rollout: {stop_token_ids: {a: 1}}", "got a mapping, wanted a list, each an integer >= 0"},
+      {"rollout: {stop_token_ids: -3}", "got -3, wanted an integer >= 0"},
       {"model: {device: gpu}", "wanted cpu, cuda or cuda:N"},
       {"model: {device: 'cuda:'}", "wanted cpu, cuda or cuda:N"},
       {"model: {path: {a: b}}", "got a mapping, wanted a text"},
       {"data: {reward: rewards.py}", "wanted FILE.py:FUNCTION"},
+      {"data: {reward_errors: none}", "wanted one of stop, null"},
       {"data: {reward_timeout: 0}", "wanted a number > 0"},
       {"longstraw: {memory_budget: -1}", "wanted a size such as 512MiB or 8GiB"},
       {"longstraw: {memory_budget: 8 elephants}", "wanted a size such as 512MiB or 8GiB"},
@@ -232,16 +235,36 @@ TEST(Load, faults_of_overrides_name_the_override) {
   EXPECT_THAT(message_of_overrides({"a=[", "b=1"}), AllOf(HasSubstr("2 faults"), HasSubstr("not YAML")));
 }
 
+TEST(Load, a_list_may_be_given_as_its_only_element) {
+  const auto rewards = [](const std::string& yaml) {
+    return load_text<RunConfig>("data: {reward: " + yaml + "}", "x").data.reward;
+  };
+  EXPECT_EQ(rewards("r.py:f"), rewards("[r.py:f]"));
+  EXPECT_EQ(rewards("[r.py:f, 'command:grade --x']"), (std::vector<std::string>{"r.py:f", "command:grade --x"}));
+  EXPECT_THAT(message_of("data: {reward: [r.py:f, g]}"), HasSubstr("data.reward: element 1: got g, wanted FILE.py:FUNCTION"));
+}
+
+TEST(Load, null_may_be_the_name_of_a_choice) {
+  const auto errors = [](const std::string& yaml) {
+    return load_text<RunConfig>("data: {reward_errors: " + yaml + "}", "x").data.reward_errors;
+  };
+  EXPECT_EQ(errors("null"), data::RewardErrors::kNull);
+  EXPECT_EQ(errors("'null'"), data::RewardErrors::kNull);
+  EXPECT_EQ(errors("stop"), data::RewardErrors::kStop);
+  EXPECT_THAT(message_of("objective: {kl: null}"), HasSubstr("objective.kl: got null, wanted one of k1, k2, k3"));
+}
+
 TEST(Load, rules_across_fields) {
   EXPECT_THAT(message_of("data: {rollouts: a.jsonl, prompts: b.jsonl, reward: r.py:f}"),
               HasSubstr("data.prompts: data.rollouts is given too"));
   EXPECT_THAT(message_of("data: {prompts: b.jsonl}"), HasSubstr("data.reward: data.prompts needs a reward function"));
+  EXPECT_THAT(message_of("data: {prompts: b.jsonl, reward: []}"), HasSubstr("data.reward: data.prompts needs a reward function"));
   EXPECT_EQ(message_of("data: {rollouts: a.jsonl}"), "(no error)");
 }
 
 TEST(Load, a_rule_across_fields_is_silent_about_a_field_that_is_at_fault_already) {
   EXPECT_EQ(message_of("data: {prompts: b.jsonl, reward: nonsense}"),
-            "run.yaml:1: data.reward: got nonsense, wanted FILE.py:FUNCTION");
+            "run.yaml:1: data.reward: got nonsense, wanted FILE.py:FUNCTION or command:PROGRAM ARGUMENTS");
 }
 
 TEST(Diff, lists_the_keys_that_differ) {
@@ -258,7 +281,7 @@ TEST(Help, explains_every_key_and_loads_to_the_defaults) {
   EXPECT_EQ(load_text<RunConfig>(text, "help"), RunConfig{});
   EXPECT_THAT(text, HasSubstr("  segment_tokens: 2048"));
   EXPECT_THAT(text, HasSubstr("# tokens run as one graph (an integer >= 1)"));
-  EXPECT_THAT(text, HasSubstr("(one of grpo, dr_grpo, dapo, bnpo)"));
+  EXPECT_THAT(text, HasSubstr("(one of grpo, dr_grpo, dapo, bnpo, gspo, cispo, sapo, gmpo, rloo, reinforce)"));
   std::size_t lines = 0, comments = 0;
   for (std::size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) {
     ++lines;

@@ -56,8 +56,10 @@ RunConfig any_config() {
   c.model.device = *rc::gen::element<std::string>("cpu", "cuda", "cuda:0", "cuda:17");
   c.model.threads = *rc::gen::inRange<std::int64_t>(0, 4097);
   c.data.rollouts = *maybe(text());
-  c.data.reward = *maybe(rc::gen::map(text(), [](const std::string& s) { return "x" + s + ":f"; }));
+  c.data.reward = *maybe(
+      rc::gen::container<std::vector<std::string>>(rc::gen::map(text(), [](const std::string& s) { return "x" + s + ":f"; })));
   c.data.reward_timeout = *positive();
+  c.data.reward_errors = *any_of_enum<data::RewardErrors>();
   c.rollout.num_generations = *integer_from(1);
   c.rollout.max_completion_length = *integer_from(1);
   c.rollout.temperature = *positive();
