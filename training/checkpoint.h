@@ -2,9 +2,14 @@
 // Checkpoints of a run, output_dir/checkpoint-<step>/: the weights as a Hugging Face checkpoint (or PEFT adapter), and
 // training_state/ with all that a continued run needs to go on bit for bit. A folder is written as checkpoint-<step>.partial and
 // renamed when every byte is on the disk; what a killed run left half-made is never taken for a checkpoint, and is removed.
+//
+//   training_state/state.json                    where the run stands
+//   training_state/optimizer.safetensors         Optimizer::state(); its metadata has the steps taken
+//   training_state/reference_model.safetensors   weights of a synced reference model, under the decoder's names
 
 #include "core/model/decoder.h"
 #include "core/optim/optimizer.h"
+#include "core/record/file_io.h"
 
 #include <nlohmann/json.hpp>
 
@@ -42,24 +47,28 @@ struct CheckpointContents {
 
 class CheckpointStore {
  public:
-  // Removes what a killed writer left in `folder`.
+  // Makes `folder` where it is missing, locks it (IoError when another run works in it) and removes what a killed writer left.
   CheckpointStore(std::filesystem::path folder, int64_t keep_last, bool keep_best);
 
   // The newest whole one; nothing when there is none.
   std::optional<std::filesystem::path> newest() const;
-  // Writes output/checkpoint-<step>, then removes those that are no longer kept. IoError (disk full) leaves the older ones as they
-  // were. `before_write` is called before each change of the disk; for tests.
+  // Writes <folder>/checkpoint-<step> (in the place of one of that step), then removes those that are no longer kept: all but the
+  // last `keep_last` (0: none is removed) and, with `keep_best`, that of state.best_step. IoError (disk full) leaves the older ones
+  // as they were. `before_write` is called between changes of the disk; for tests.
   std::filesystem::path save(const CheckpointContents& contents, const std::function<void()>& before_write = {});
 
  private:
+  void remove_old(int64_t saved, int64_t best, const std::function<void()>& before_write) const;
+
   std::filesystem::path folder_;
+  core::record::Descriptor lock_;
   int64_t keep_last_;
   bool keep_best_;
 };
 
-// FormatError naming file and what is wrong: cut short, of another model, of other sizes.
+// Both: FormatError naming file and what is wrong: missing, cut short, of another model, of other sizes.
 TrainerState read_trainer_state(const std::filesystem::path& checkpoint);
-// Weights (of a full run), adapters, optimizer and a synced reference model back into place.
+// Weights (of a full run) or adapters, optimizer and a synced reference model back into place, bit for bit.
 void restore(const std::filesystem::path& checkpoint, core::model::Decoder& decoder, core::optim::Optimizer& optimizer,
              core::model::Decoder* reference_model);
 
