@@ -26,9 +26,17 @@ using core::model::StepGradient;
 
 namespace {
 
-// One response's loss from its log-probs: its parts by name; the loss is their sum.
+// Of each token of a response.
+struct Scores {
+  at::Tensor logprobs_R;
+  at::Tensor entropies_R;  // undefined unless wanted
+};
+
+enum class Entropy { kNone, kValue, kGraph };
+
+// One response's loss from its scores: its parts by name; the loss is their sum.
 using LossParts = std::vector<std::pair<std::string, at::Tensor>>;
-using ResponseLoss = std::function<LossParts(size_t prompt, size_t member, const at::Tensor& logprobs_R)>;
+using ResponseLoss = std::function<LossParts(size_t prompt, size_t member, const Scores& scores)>;
 
 class Stopwatch {
  public:
@@ -76,18 +84,37 @@ at::Tensor id_tensor(std::span<const int64_t> ids, at::Device device) {
   return at::tensor(at::ArrayRef<int64_t>(ids.data(), ids.size()), at::kLong).to(device);
 }
 
-at::Tensor response_logprobs(const at::Tensor& logits_RV, const at::Tensor& ids_R, double temperature) {
+at::Tensor entropies_of(const at::Tensor& shifted_RV, const at::Tensor& log_sum_R1) {
+  const at::Tensor logprobs_RV = shifted_RV - log_sum_R1;
+  return -(logprobs_RV.exp() * logprobs_RV).sum(-1);
+}
+
+Scores response_scores(const at::Tensor& logits_RV, const at::Tensor& ids_R, double temperature, Entropy entropy) {
   const at::Tensor scaled_RV = logits_RV.to(core::device::accumulation_dtype(logits_RV.scalar_type())) / temperature;
   // Not at::log_softmax: its float32 sum over a large vocabulary is a plain running one, too small by some 1e-5 of itself,
   // and so are all its log-probs off to one side. at::sum is pairwise.
   const at::Tensor shifted_RV = scaled_RV - scaled_RV.detach().amax(-1, /*keepdim=*/true);
-  return (shifted_RV.gather(-1, ids_R.unsqueeze(1)) - shifted_RV.exp().sum(-1, /*keepdim=*/true).log()).squeeze(1);
+  const at::Tensor log_sum_R1 = shifted_RV.exp().sum(-1, /*keepdim=*/true).log();
+  Scores scores{(shifted_RV.gather(-1, ids_R.unsqueeze(1)) - log_sum_R1).squeeze(1), {}};
+  if (entropy == Entropy::kGraph) scores.entropies_R = entropies_of(shifted_RV, log_sum_R1);
+  if (entropy == Entropy::kValue) scores.entropies_R = entropies_of(shifted_RV.detach(), log_sum_R1.detach());
+  return scores;
+}
+
+std::vector<double> numbers(const at::Tensor& values_R) {
+  const at::Tensor kept_R = values_R.detach().to(at::kCPU, at::kDouble).contiguous();
+  return {kept_R.const_data_ptr<double>(), kept_R.const_data_ptr<double>() + kept_R.numel()};
 }
 
 class Trainer {
  public:
-  Trainer(const Decoder& decoder, const Batch& batch, const RunOptions& options, double temperature)
-      : decoder_(decoder), batch_(batch), options_(options), temperature_(temperature), lengths_(checked_lengths(decoder, batch)) {}
+  Trainer(const Decoder& decoder, const Batch& batch, const RunOptions& options, double temperature, Entropy entropy)
+      : decoder_(decoder),
+        batch_(batch),
+        options_(options),
+        temperature_(temperature),
+        entropy_(entropy),
+        lengths_(checked_lengths(decoder, batch)) {}
 
   StepGradient run(const ResponseLoss& response_loss) {
     const core::device::MemoryMeter meter(decoder_.device());
@@ -102,6 +129,7 @@ class Trainer {
     }
     for (size_t prompt = 0; prompt < batch_.size(); ++prompt) {
       result_.logprobs.emplace_back();
+      if (entropy_ != Entropy::kNone) result_.entropies.emplace_back();
       if (options_.trace) result_.traces.emplace_back();
       for (size_t member = 0; member < batch_[prompt].responses.size(); ++member) one_response(prompt, member, response_loss);
     }
@@ -121,15 +149,15 @@ class Trainer {
     const at::Tensor logits_RV =
         response_logits(decoder_, group.prompt_ids, completion, lengths_, options_, options_.trace ? &points : nullptr);
     if (options_.trace) result_.traces.back().push_back(points.trace(0, int64_t(completion.size())));
-    const at::Tensor logprobs_R = response_logprobs(logits_RV, id_tensor(completion, decoder_.device()), temperature_);
+    const Scores scores = response_scores(logits_RV, id_tensor(completion, decoder_.device()), temperature_, entropy_);
     at::Tensor loss;
-    for (const auto& [name, part] : response_loss(prompt, member, logprobs_R)) {
+    for (const auto& [name, part] : response_loss(prompt, member, scores)) {
       loss = loss.defined() ? loss + part : part;
       result_.loss_parts[name] += part.item<double>();
     }
     result_.loss += loss.item<double>();
-    const at::Tensor kept_R = logprobs_R.detach().to(at::kCPU, at::kDouble);
-    result_.logprobs.back().emplace_back(kept_R.data_ptr<double>(), kept_R.data_ptr<double>() + kept_R.numel());
+    result_.logprobs.back().push_back(numbers(scores.logprobs_R));
+    if (scores.entropies_R.defined()) result_.entropies.back().push_back(numbers(scores.entropies_R));
     result_.seconds["forward"] += forward.seconds();
 
     const Stopwatch backward(decoder_.device());
@@ -147,6 +175,7 @@ class Trainer {
   const Batch& batch_;
   RunOptions options_;
   double temperature_;
+  Entropy entropy_;
   SequenceLengths lengths_;
   std::vector<at::Tensor> weights_;
   StepGradient result_;
@@ -176,23 +205,56 @@ at::Tensor response_logits(const Decoder& decoder, std::span<const int64_t> prom
   return whole.linear(decoder.final_norm(predicting_RD, execution), decoder.output_weight(), nullptr);
 }
 
+core::model::TokenScores reference_scores(const Decoder& decoder, const Batch& batch, const ReferenceOptions& options) {
+  const at::NoGradGuard no_graph;
+  const SequenceLengths lengths = checked_lengths(decoder, batch);
+  const bool entropy = options.entropy || options.objective.top_entropy_quantile < 1;
+  core::model::TokenScores result;
+  for (const PromptGroup& group : batch) {
+    result.logprobs.emplace_back();
+    if (entropy) result.entropies.emplace_back();
+    for (const Response& response : group.responses) {
+      const at::Tensor logits_RV = response_logits(decoder, group.prompt_ids, response.completion_ids, lengths, options.run);
+      const Scores scores = response_scores(logits_RV, id_tensor(response.completion_ids, decoder.device()), options.temperature,
+                                            entropy ? Entropy::kValue : Entropy::kNone);
+      result.logprobs.back().push_back(numbers(scores.logprobs_R));
+      if (entropy) result.entropies.back().push_back(numbers(scores.entropies_R));
+    }
+  }
+  return result;
+}
+
 StepGradient reference_gradient(const Decoder& decoder, const Batch& batch, const ReferenceOptions& options) {
-  const BatchObjective objective(batch, options.objective, options.max_completion_length);
-  Trainer trainer(decoder, batch, options.run, options.temperature);
-  StepGradient step = trainer.run([&](size_t prompt, size_t member, const at::Tensor& logprobs_R) {
-    const auto share = objective.share(prompt, member, logprobs_R);
+  core::model::TokenScores scores;
+  const Stopwatch scoring(decoder.device());
+  const bool scores_first = needs_scores_first(batch, options.objective);
+  if (scores_first) scores = reference_scores(decoder, batch, options);
+  const double scoring_seconds = scoring.seconds();
+
+  const BatchObjective objective(batch, options.objective, options.max_completion_length, scores);
+  const Entropy entropy =
+      objective.wants_entropy() ? Entropy::kGraph : (options.entropy || scores_first ? Entropy::kValue : Entropy::kNone);
+  Trainer trainer(decoder, batch, options.run, options.temperature, entropy);
+  StepGradient step = trainer.run([&](size_t prompt, size_t member, const Scores& of_response) {
+    const auto share = objective.share(prompt, member, of_response.logprobs_R, of_response.entropies_R);
     LossParts parts{{"policy", share.policy}};
     if (share.kl.defined()) parts.emplace_back("kl", share.kl);
+    if (share.entropy.defined()) parts.emplace_back("entropy", share.entropy);
     return parts;
   });
   step.advantages = objective.advantages();
+  if (scores_first) {
+    step.seconds["scoring"] = scoring_seconds;
+    step.seconds["total"] += scoring_seconds;
+  }
   return step;
 }
 
 StepGradient weighted_gradient(const Decoder& decoder, const Batch& batch, const TokenWeights& weights, const RunOptions& options,
                                double temperature) {
-  Trainer trainer(decoder, batch, options, temperature);
-  return trainer.run([&](size_t prompt, size_t member, const at::Tensor& logprobs_R) {
+  Trainer trainer(decoder, batch, options, temperature, Entropy::kNone);
+  return trainer.run([&](size_t prompt, size_t member, const Scores& scores) {
+    const at::Tensor& logprobs_R = scores.logprobs_R;
     const auto& row = weights.at(prompt).at(member);
     if (int64_t(row.size()) != logprobs_R.numel()) {
       throw ConfigError(fmt::format("prompt {} response {}: {} weights for {} tokens", batch[prompt].prompt_id, member, row.size(),

@@ -33,15 +33,22 @@ struct ReferenceOptions {
   core::objective::ObjectiveConfig objective;
   double temperature = 1.0;           // log-probs are of logits divided by it
   int64_t max_completion_length = 1;  // the divisor of dr_grpo
+  bool entropy = false;               // StepGradient::entropies, also where the loss doesn't need them
 };
 
-// Gradient of the objective over the batch. loss_parts: policy, kl (with β). seconds: total, forward, backward. bytes:
-// peak_bytes above what was alive at the call. facts: responses, tokens. Throws FormatError for an empty prompt or
-// response and for an id outside the vocabulary, ConfigError for an objective that needs what the batch lacks.
+// Gradient of the objective over the batch. loss_parts: policy, kl (with β in the loss), entropy (with entropy_coef). seconds:
+// total, forward, backward, and scoring where the objective needs scores of the whole batch first. bytes: peak_bytes above what
+// was alive at the call. facts: responses, tokens. Throws FormatError for an empty prompt or response and for an id outside
+// the vocabulary, ConfigError for an objective that needs what the batch lacks.
 core::model::StepGradient reference_gradient(const core::model::Decoder& decoder, const core::data::Batch& batch,
                                              const ReferenceOptions& options);
 
-// The same with the loss -Σ w_t lp_t instead of an objective; weights [prompt][member][token].
+// Log-probs, and with options.entropy (or where the objective needs them of the whole batch) entropies of the distributions that
+// the responses' tokens were drawn from; no graph. The same numbers, bit for bit, as reference_gradient's. Throws as that does.
+core::model::TokenScores reference_scores(const core::model::Decoder& decoder, const core::data::Batch& batch,
+                                          const ReferenceOptions& options);
+
+// The same gradient with the loss -Σ w_t lp_t instead of an objective; weights [prompt][member][token].
 using TokenWeights = std::vector<std::vector<std::vector<double>>>;
 core::model::StepGradient weighted_gradient(const core::model::Decoder& decoder, const core::data::Batch& batch,
                                             const TokenWeights& weights, const RunOptions& options, double temperature = 1.0);

@@ -1,12 +1,12 @@
 #include "reference/objective.h"
 
 #include "core/base/errors.h"
+#include "reference/token_loss.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 namespace longstraw::reference {
@@ -14,143 +14,131 @@ namespace longstraw::reference {
 using core::data::Batch;
 using core::data::PromptGroup;
 using core::data::Response;
-using core::objective::Kl;
+using core::model::TokenScores;
+using core::objective::Aggregation;
+using core::objective::Dialect;
+using core::objective::KlPlace;
 using core::objective::LossType;
 using core::objective::ObjectiveConfig;
-using core::objective::ScaleRewards;
+using core::objective::SamplerCorrection;
 
 namespace {
 
-std::vector<double> rewards_of(const PromptGroup& group) {
-  std::vector<double> rewards;
-  for (const Response& response : group.responses) {
-    if (response.reward) rewards.push_back(*response.reward);
+Aggregation aggregation_of(const ObjectiveConfig& config) {
+  if (config.aggregation) return *config.aggregation;
+  switch (config.loss_type) {
+    case LossType::kGrpo:
+    case LossType::kGspo:
+    case LossType::kSapo:
+    case LossType::kGmpo:
+    case LossType::kRloo: return Aggregation::kSeqMeanTokenMean;
+    case LossType::kDapo:
+    case LossType::kBnpo:
+    case LossType::kCispo: return Aggregation::kTokenMean;
+    case LossType::kDrGrpo: return Aggregation::kSeqMeanTokenSumNorm;
+    case LossType::kReinforce: return Aggregation::kSeqMeanTokenSum;
   }
-  return rewards;
+  throw ConfigError("objective.loss_type: unknown");
 }
 
-double mean(const std::vector<double>& values) {
-  return values.empty() ? 0.0 : std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
-}
+bool kl_in_loss(const ObjectiveConfig& config) { return config.beta > 0 && config.kl_in == KlPlace::kLoss; }
 
-double unbiased_deviation(const std::vector<double>& values) {
-  if (values.size() < 2) return 0.0;
-  const double center = mean(values);
-  double squares = 0.0;
-  for (const double value : values) squares += (value - center) * (value - center);
-  return std::sqrt(squares / double(values.size() - 1));
-}
+double total(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
 
-bool all_equal(const std::vector<double>& values) {
-  return std::adjacent_find(values.begin(), values.end(), std::not_equal_to<>()) == values.end();
-}
-
-at::Tensor row(const std::vector<double>& values, const at::Tensor& like) {
-  return at::tensor(at::ArrayRef<double>(values), at::kDouble).to(like.options());
-}
-
-at::Tensor mask_of(const Response& response, const at::Tensor& like) {
-  std::vector<double> mask(response.completion_ids.size(), 1.0);
-  if (response.completion_mask) {
-    std::transform(response.completion_mask->begin(), response.completion_mask->end(), mask.begin(),
-                   [](uint8_t counts) { return counts ? 1.0 : 0.0; });
+void check_defined(const ObjectiveConfig& config) {
+  if (config.loss_type == LossType::kGmpo && config.importance_sampling_correction == SamplerCorrection::kTokenMask) {
+    throw ConfigError(
+        "objective.importance_sampling_correction: token_mask is not defined for gmpo, whose loss is one of the whole response");
   }
-  return row(mask, like);
-}
-
-double counted_tokens(const Response& response) {
-  if (!response.completion_mask) return double(response.completion_ids.size());
-  return double(
-      std::count_if(response.completion_mask->begin(), response.completion_mask->end(), [](uint8_t m) { return m != 0; }));
-}
-
-at::Tensor kl_per_token(Kl kind, const at::Tensor& logprobs_R, const at::Tensor& reference_R) {
-  const at::Tensor difference_R = reference_R - logprobs_R;
-  switch (kind) {
-    case Kl::kK1: return -difference_R;
-    case Kl::kK2: return 0.5 * difference_R.square();
-    case Kl::kK3: return at::exp(difference_R) - difference_R - 1;
-  }
-  throw ConfigError("objective.kl: unknown estimator");
 }
 
 }  // namespace
 
-std::vector<std::vector<double>> advantages(const Batch& batch, const ObjectiveConfig& config) {
-  std::vector<double> all_rewards;
-  for (const PromptGroup& group : batch) {
-    const auto rewards = rewards_of(group);
-    all_rewards.insert(all_rewards.end(), rewards.begin(), rewards.end());
-  }
-  std::vector<std::vector<double>> result;
-  for (const PromptGroup& group : batch) {
-    const auto rewards = rewards_of(group);
-    // Stated, not computed: the rounded mean of equal numbers may differ from them, and dividing what is left by the
-    // rounded deviation makes an advantage out of nothing.
-    const bool nothing_to_tell = all_equal(rewards);
-    const double center = mean(rewards);
-    auto& row = result.emplace_back();
-    for (const Response& response : group.responses) {
-      if (response.advantage) {
-        row.push_back(*response.advantage);
-      } else if (!response.reward || nothing_to_tell) {
-        row.push_back(0.0);
-      } else {
-        double advantage = *response.reward - center;
-        if (config.scale_rewards == ScaleRewards::kGroup) advantage /= unbiased_deviation(rewards) + config.advantage_epsilon;
-        if (config.scale_rewards == ScaleRewards::kBatch) advantage /= unbiased_deviation(all_rewards) + config.advantage_epsilon;
-        row.push_back(advantage);
-      }
-    }
-  }
-  return result;
+bool needs_scores_first(const Batch& batch, const ObjectiveConfig& config) {
+  if (config.top_entropy_quantile < 1) return true;
+  if (config.kl_in != KlPlace::kReward || config.beta == 0) return false;
+  return std::any_of(batch.begin(), batch.end(), [](const PromptGroup& group) {
+    return std::any_of(group.responses.begin(), group.responses.end(),
+                       [](const Response& response) { return !response.old_logprobs && !response.advantage; });
+  });
 }
 
-BatchObjective::BatchObjective(const Batch& batch, const ObjectiveConfig& config, int64_t max_completion_length)
+BatchObjective::BatchObjective(const Batch& batch, const ObjectiveConfig& config, int64_t max_completion_length,
+                               const TokenScores& scores)
     : batch_(batch),
       config_(config),
       max_completion_length_(double(max_completion_length)),
-      advantages_(reference::advantages(batch, config)) {
+      advantages_(reference::advantages(batch, config, scores)) {
+  check_defined(config);
   for (const PromptGroup& group : batch) {
+    auto& row = selected_.emplace_back();
     for (size_t member = 0; member < group.responses.size(); ++member) {
       const Response& response = group.responses[member];
+      row.push_back(token_mask(response));
       responses_ += 1;
-      tokens_ += counted_tokens(response);
-      if (config.beta > 0 && !response.ref_logprobs) {
+      tokens_ += total(row.back());
+      if (kl_in_loss(config) && !response.ref_logprobs) {
         throw ConfigError(fmt::format("objective.beta: {} needs ref_logprobs of every response; prompt {} response {} has none",
                                       config.beta, group.prompt_id, member));
       }
     }
   }
+  if (config.top_entropy_quantile < 1) find_selected_tokens(scores);
+  for (const auto& group : selected_) {
+    for (const auto& row : group) selected_tokens_ += total(row);
+  }
+}
+
+void BatchObjective::find_selected_tokens(const TokenScores& scores) {
+  std::vector<double> entropies;
+  const auto each_counted_token = [&](const auto& action) {
+    for (size_t prompt = 0; prompt < selected_.size(); ++prompt) {
+      for (size_t member = 0; member < selected_[prompt].size(); ++member) {
+        auto& row = selected_[prompt][member];
+        for (size_t t = 0; t < row.size(); ++t) {
+          if (row[t] != 0.0) action(row[t], scores.entropies.at(prompt).at(member).at(t));
+        }
+      }
+    }
+  };
+  if (scores.entropies.empty()) throw ConfigError("objective.top_entropy_quantile: needs the entropies of a scoring pass");
+  each_counted_token([&](double, double entropy) { entropies.push_back(entropy); });
+  if (entropies.empty()) return;
+  const at::Tensor all = at::tensor(at::ArrayRef<double>(entropies), at::kDouble);
+  const double threshold = at::quantile(all, 1 - config_.top_entropy_quantile).item<double>();
+  each_counted_token([&](double& selected, double entropy) { selected = entropy >= threshold ? 1.0 : 0.0; });
 }
 
 double BatchObjective::denominator(double own_tokens) const {
-  switch (config_.loss_type) {
-    case LossType::kGrpo: return responses_ * std::max(own_tokens, 1.0);
-    case LossType::kDapo:
-    case LossType::kBnpo: return std::max(tokens_, 1.0);
-    case LossType::kDrGrpo: return responses_ * max_completion_length_;
+  switch (aggregation_of(config_)) {
+    case Aggregation::kSeqMeanTokenMean: return responses_ * std::max(own_tokens, 1.0);
+    case Aggregation::kTokenMean: return std::max(tokens_, 1.0);
+    case Aggregation::kSeqMeanTokenSum: return responses_;
+    case Aggregation::kSeqMeanTokenSumNorm: return responses_ * max_completion_length_;
   }
-  throw ConfigError("objective.loss_type: unknown");
+  throw ConfigError("objective.aggregation: unknown");
 }
 
-BatchObjective::Share BatchObjective::share(size_t prompt, size_t member, const at::Tensor& logprobs_R) const {
+BatchObjective::Share BatchObjective::share(size_t prompt, size_t member, const at::Tensor& logprobs_R,
+                                            const at::Tensor& entropies_R) const {
   const Response& response = batch_.at(prompt).responses.at(member);
-  const double advantage = advantages_.at(prompt).at(member);
-  const at::Tensor counts_R = mask_of(response, logprobs_R) > 0;
-  const double total = denominator(counted_tokens(response));
-  const auto average = [&](const at::Tensor& per_token_R) {
-    return at::where(counts_R, per_token_R, at::zeros_like(per_token_R)).sum() / total;
+  const std::vector<double> mask = token_mask(response);
+  const at::Tensor counts_R = row_like(mask, logprobs_R) > 0;
+  const at::Tensor selected_R = row_like(selected_.at(prompt).at(member), logprobs_R) > 0;
+  const double own = denominator(total(mask));
+  const auto sum = [](const at::Tensor& where_R, const at::Tensor& per_token_R) {
+    return at::where(where_R, per_token_R, at::zeros_like(per_token_R)).sum();
   };
 
-  const at::Tensor old_R = response.old_logprobs ? row(*response.old_logprobs, logprobs_R) : logprobs_R.detach();
-  const at::Tensor ratio_R = at::exp(logprobs_R - old_R);
-  const at::Tensor capped_R = config_.delta ? ratio_R.clamp_max(*config_.delta) : ratio_R;
-  const at::Tensor clipped_R = ratio_R.clamp(1 - config_.epsilon, 1 + config_.epsilon_high.value_or(config_.epsilon));
   Share share;
-  share.policy = average(-at::minimum(capped_R * advantage, clipped_R * advantage));
-  if (config_.beta > 0) {
-    share.kl = average(config_.beta * kl_per_token(config_.kl, logprobs_R, row(*response.ref_logprobs, logprobs_R)));
+  share.policy = sum(selected_R, policy_losses(config_, response, advantages_.at(prompt).at(member), counts_R, logprobs_R)) / own;
+  if (kl_in_loss(config_)) {
+    const at::Tensor kl_R = kl_losses(config_, logprobs_R, row_like(*response.ref_logprobs, logprobs_R));
+    share.kl = config_.beta * sum(counts_R, kl_R) / own;
+  }
+  if (wants_entropy()) {
+    const double divisor = config_.dialect == Dialect::kTrl ? std::max(selected_tokens_, 1.0) : own;
+    share.entropy = -config_.entropy_coef * sum(selected_R, entropies_R) / divisor;
   }
   return share;
 }
