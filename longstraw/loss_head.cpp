@@ -10,8 +10,6 @@ namespace longstraw {
 namespace {
 
 constexpr int64_t kSliceBytes = int64_t{64} << 20;
-// Its probability is 0 in float64 too, so that p log p is 0 rather than 0 · ∞ for logits that a model set to −∞.
-constexpr double kLowestLogProb = -1e4;
 
 std::vector<double> to_doubles(const at::Tensor& values) {
   const at::Tensor host = values.to(at::kCPU, at::kDouble).contiguous();
@@ -27,12 +25,12 @@ void for_blocks(int64_t rows, const Visit& visit) {
   for (int64_t begin = 0; begin < rows; begin += step) visit(begin, std::min(step, rows - begin));
 }
 
-// H = −Σ p log p, [S]. A log-prob of −∞ counts as 0.
+// H = −Σ p log p, [S].
 at::Tensor entropies_of(const at::Tensor& log_probs_SV) {
   at::Tensor entropies_S = at::empty({log_probs_SV.size(0)}, log_probs_SV.options());
   for_blocks(log_probs_SV.size(0), [&](int64_t begin, int64_t n) {
     const at::Tensor log_probs = log_probs_SV.narrow(0, begin, n);
-    entropies_S.narrow(0, begin, n).copy_(log_probs.exp().mul_(log_probs.clamp_min(kLowestLogProb)).sum({1}).neg_());
+    entropies_S.narrow(0, begin, n).copy_(log_probs.exp().mul_(log_probs).sum({1}).neg_());
   });
   return entropies_S;
 }
@@ -51,7 +49,7 @@ void to_grad_logits(at::Tensor& log_probs_SV, const at::Tensor& targets_S1, cons
     const at::Tensor e = column(derivatives.by_entropy, log_probs_SV, temperature);
     for_blocks(log_probs_SV.size(0), [&](int64_t begin, int64_t n) {
       at::Tensor block = log_probs_SV.narrow(0, begin, n);
-      const at::Tensor pull = block.clamp_min(kLowestLogProb).add_(entropies_S.narrow(0, begin, n).unsqueeze(1));
+      const at::Tensor pull = block.add(entropies_S.narrow(0, begin, n).unsqueeze(1));
       pull.mul_(e.narrow(0, begin, n)).add_(d.narrow(0, begin, n));
       block.exp_().mul_(pull).neg_();
     });

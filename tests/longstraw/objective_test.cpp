@@ -2,6 +2,7 @@
 #include "longstraw/objective.h"
 
 #include "core/base/errors.h"
+#include "core/config/load.h"
 #include "tests/support/objective_golden.h"
 
 #include <gmock/gmock.h>
@@ -86,6 +87,15 @@ TEST(StreamingObjective, AgreesWithPublishedValues) {
   }
   EXPECT_NEAR(mean, policy.at("token_mean_loss").get<double>(), 0.5e-4);  // printed with four digits
 
+  const json& dual = test::objective_golden().at("published").at("dual_clip");
+  config.epsilon = dual.at("epsilon");
+  config.clip_ratio_c = dual.at("clip_ratio_c").get<double>();
+  for (size_t t = 0; t < 3; ++t) {
+    const double advantage = dual.at("advantages")[t], ratio = dual.at("ratios")[t];
+    const double loss = of_one_token(one_token(advantage, -1.0), config, -1.0 + std::log(ratio)).policy;
+    EXPECT_NEAR(loss, dual.at("losses")[t].get<double>(), 1e-14);
+  }
+
   config.beta = 1.0;
   for (const double ref : {0.0, -15.0, -30.0}) {
     const std::map<double, std::array<double, 3>> published{
@@ -147,6 +157,134 @@ TEST(StreamingObjective, KlWithoutReferenceLogprobsIsRefused) {
   config.beta = 0.1;
   const Batch batch = rewarded({1.0, 0.0});
   EXPECT_THROW(GrpoObjective(batch, config, 1.0, 1), ConfigError);
+}
+
+TEST(StreamingObjective, WhatCannotBeIsRefusedByItsKey) {
+  const std::vector<std::pair<std::string, std::string>> refused{
+      {"importance_sampling_level: sequence, loss_type: gmpo", "objective.importance_sampling_level"},
+      {"importance_sampling_level: sequence, loss_type: rloo", "objective.importance_sampling_level"},
+      {"importance_sampling_level: sequence, loss_type: reinforce", "objective.importance_sampling_level"},
+      {"delta: 1.5, loss_type: cispo", "objective.delta"},
+      {"delta: 1.5, loss_type: sapo", "objective.delta"},
+      {"clip_ratio_c: 3, loss_type: gspo", "objective.clip_ratio_c"},
+      {"clip_ratio_c: 3, importance_sampling_level: sequence", "objective.clip_ratio_c"},
+      {"aggregation: token-mean, loss_type: gmpo", "objective.aggregation"},
+      {"aggregation: seq-mean-token-sum, loss_type: rloo", "objective.aggregation"},
+      {"top_entropy_quantile: 0.5, loss_type: rloo", "objective.top_entropy_quantile"},
+      {"multi_objective_aggregation: normalize_then_sum, advantage_estimator: rloo", "objective.multi_objective_aggregation"},
+      {"multi_objective_aggregation: normalize_then_sum, dialect: verl", "objective.multi_objective_aggregation"},
+      {"multi_objective_aggregation: normalize_then_sum, beta: 0.1, kl_in: reward", "objective.multi_objective_aggregation"},
+      {"importance_sampling_min: 4", "objective.importance_sampling_min"},
+  };
+  const Batch batch = rewarded({1.0, 0.0});
+  for (const auto& [text, key] : refused) {
+    const auto config = core::config::load_text<ObjectiveConfig>("{" + text + "}", "test");
+    EXPECT_THAT([&] { GrpoObjective(batch, config, 1.0, 1); }, testing::ThrowsMessage<ConfigError>(testing::HasSubstr(key + ": ")))
+        << text;
+  }
+}
+
+TEST(StreamingObjective, OneLossAResponseHasNoShareForATokensCorrection) {
+  Batch batch = rewarded({1.0, 0.0});
+  for (auto& response : batch[0].responses) response.old_logprobs = response.sampling_logprobs = {-1.0};
+  ObjectiveConfig config;
+  config.loss_type = core::objective::LossType::kRloo;
+  config.importance_sampling_correction = core::objective::SamplerCorrection::kTokenMask;
+  const core::model::TokenScores scores{.logprobs = {{{-1.0}, {-1.0}}}};
+  EXPECT_THROW(GrpoObjective(batch, config, 1.0, 1, scores), ConfigError);
+  config.importance_sampling_correction = core::objective::SamplerCorrection::kSequenceMask;
+  EXPECT_NO_THROW(GrpoObjective(batch, config, 1.0, 1, scores));
+}
+
+TEST(StreamingObjective, AsksForAScoringPassWhereItNeedsOneAndSaysSoWithoutIt) {
+  Batch batch = rewarded({1.0, 0.0});
+  ObjectiveConfig config;
+  EXPECT_FALSE(needs_scores(batch, config));
+  config.loss_type = core::objective::LossType::kGspo;
+  EXPECT_FALSE(needs_scores(batch, config)) << "without old log-probs the ratio is 1";
+  for (auto& response : batch[0].responses) response.old_logprobs = {-1.0};
+  EXPECT_TRUE(needs_scores(batch, config));
+  EXPECT_THAT([&] { GrpoObjective(batch, config, 1.0, 1); },
+              testing::ThrowsMessage<ConfigError>(testing::HasSubstr("scoring pass")));
+  config.loss_type = core::objective::LossType::kCispo;
+  EXPECT_FALSE(needs_scores(batch, config));
+  config.importance_sampling_level = core::objective::ImportanceSamplingLevel::kSequence;
+  EXPECT_TRUE(needs_scores(batch, config));
+  config = {.top_entropy_quantile = 0.5};
+  EXPECT_TRUE(needs_scores(batch, config));
+  config = {.beta = 0.1, .kl_in = core::objective::KlPlace::kReward};
+  EXPECT_FALSE(needs_scores(batch, config));
+  batch[0].responses[0].old_logprobs.reset();
+  EXPECT_TRUE(needs_scores(batch, config));
+}
+
+TEST(StreamingObjective, KlInTheRewardIsTakenOffBeforeTheGroupsMean) {
+  Batch batch = rewarded({1.0, 1.0});
+  batch[0].responses[0].ref_logprobs = {-2.0};
+  batch[0].responses[1].ref_logprobs = {-1.0};
+  const core::model::TokenScores scores{.logprobs = {{{-1.0}, {-1.0}}}};
+  ObjectiveConfig config{.scale_rewards = core::objective::ScaleRewards::kNone, .beta = 0.5};
+  config.kl_in = core::objective::KlPlace::kReward;
+  const GrpoObjective objective(batch, config, 1.0, 1, scores);  // kl 1 and 0: rewards 0.5 and 1
+  EXPECT_THAT(objective.advantages()[0], testing::ElementsAre(-0.25, 0.25));
+  EXPECT_EQ(objective.token(0, 0, 0, -1.0, 0.0).kl, 0.0);
+  batch[0].responses[0].advantage = 1.0;
+  EXPECT_THROW(GrpoObjective(batch, config, 1.0, 1, scores), ConfigError);
+}
+
+TEST(StreamingObjective, AGivenAdvantageTakesNoPartInTheStatisticsOfRewards) {
+  Batch batch = rewarded({1.0, 0.0});
+  batch.push_back(rewarded({100.0, -100.0})[0]);
+  for (auto& response : batch[1].responses) response.advantage = 2.0;
+  ObjectiveConfig config{.scale_rewards = core::objective::ScaleRewards::kBatch, .advantage_epsilon = 0.0};
+  const GrpoObjective objective(batch, config, 1.0, 1);
+  EXPECT_DOUBLE_EQ(objective.advantages()[0][0], std::sqrt(0.5));
+  EXPECT_THAT(objective.advantages()[1], testing::Each(2.0));
+}
+
+TEST(StreamingObjective, WeightsOfRewardsMustMatchTheirNumber) {
+  Batch batch = rewarded({1.0, 0.0});
+  for (auto& response : batch[0].responses) response.reward_parts = {1.0, 2.0};
+  ObjectiveConfig config;
+  config.reward_weights = {1.0, 1.0, 1.0};
+  EXPECT_THAT([&] { GrpoObjective(batch, config, 1.0, 1); },
+              testing::ThrowsMessage<ConfigError>(testing::HasSubstr("objective.reward_weights has 3 weights")));
+}
+
+TEST(StreamingObjective, VerlsClampsOfK3EndItsPull) {
+  ObjectiveConfig config{.dialect = core::objective::Dialect::kVerl, .beta = 1.0};
+  const auto at = [&](double reference) { return of_one_token(one_token(0.0, {}, reference), config, -1.0); };
+  EXPECT_DOUBLE_EQ(at(1.0).kl, std::exp(2.0) - 3.0);
+  EXPECT_DOUBLE_EQ(at(1.0).derivative, 1.0 - std::exp(2.0));
+  for (const double far : {2.0, 30.0, -13.0, -30.0}) {  // e^3 − 4, and beyond ±20
+    EXPECT_EQ(at(far).kl, 10.0) << far;
+    EXPECT_EQ(at(far).derivative, 0.0) << far;
+  }
+}
+
+TEST(StreamingObjective, VerlClipsTwiceUnlessToldOtherwise) {
+  ObjectiveConfig config;
+  const auto at = [&](double ratio) { return of_one_token(one_token(-1.0, -5.0), config, -5.0 + std::log(ratio)); };
+  EXPECT_NEAR(at(4.0).policy, 4.0, 1e-14);
+  config.dialect = core::objective::Dialect::kVerl;
+  EXPECT_EQ(at(4.0).policy, 3.0);
+  EXPECT_EQ(at(4.0).derivative, 0.0);
+  config.clip_ratio_c = 5.0;
+  EXPECT_NEAR(at(4.0).policy, 4.0, 1e-14);
+}
+
+TEST(StreamingObjective, AResponseThatIsClippedWholeNeedsNoBackwardPass) {
+  Batch batch = one_token(1.0, -1.0);
+  ObjectiveConfig config{.loss_type = core::objective::LossType::kGspo};
+  const auto gradient_at = [&](double logprob) {
+    return GrpoObjective(batch, config, 1.0, 1, {.logprobs = {{{logprob}}}}).has_gradient(0, 0);
+  };
+  EXPECT_TRUE(gradient_at(-1.0));
+  EXPECT_FALSE(gradient_at(-0.5));
+  config.loss_type = core::objective::LossType::kGrpo;
+  EXPECT_TRUE(gradient_at(-0.5)) << "a token's ratio is not known before its replay";
+  batch[0].responses[0].sampling_logprobs = {-9.0};  // corrected away: e^8 is above the cap
+  EXPECT_FALSE(gradient_at(-1.0));
 }
 
 }  // namespace
