@@ -24,8 +24,9 @@ constexpr std::string_view kWeight = ".weight";
 // A matrix of the layers, and whether it can have an adapter.
 struct LinearLayer {
   std::shared_ptr<Parameter> weight;
-  std::string module;   // by the names of Hugging Face's class
-  std::string why_not;  // empty: it can
+  std::string module;           // by the names of Hugging Face's class
+  std::string why_not;          // empty: it can
+  std::string why_not_in_peft;  // empty: PEFT can load one
 };
 
 std::string module_name(const std::string& parameter, const CheckpointLayout& layout) {
@@ -51,6 +52,20 @@ std::string why_no_adapter(const std::string& module) {
   return {};
 }
 
+// As of PEFT 0.21 with transformers 5, which refuses the one by name, and makes the other's names those of fused experts.
+std::string why_not_in_peft(const std::string& model_type, const std::string& module) {
+  const std::string kind = last_component(module);
+  const auto is_one_of = [](const std::string& text, std::initializer_list<const char*> of) {
+    return std::find(of.begin(), of.end(), text) != of.end();
+  };
+  if (is_one_of(model_type, {"mamba2", "nemotron_h", "falcon_h1"}) && kind == "out_proj")
+    return "PEFT has none there, because Mamba kernels take the weight itself";
+  if (is_one_of(model_type, {"glm4_moe", "qwen3_next", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"}) &&
+      is_one_of(kind, {"gate_proj", "up_proj", "down_proj"}))
+    return "PEFT takes this name for the routed experts of such a model";
+  return {};
+}
+
 // Neither the embedding and the output layer, which are outside the layers, nor convolutions, norms and routers.
 std::vector<LinearLayer> linear_layers(const Decoder& decoder, const CheckpointLayout& layout) {
   std::vector<LinearLayer> linear;
@@ -58,18 +73,19 @@ std::vector<LinearLayer> linear_layers(const Decoder& decoder, const CheckpointL
     const std::string& name = weight->name;
     const bool matrix_of_layer = weight->shape.size() == 2 && name.ends_with(kWeight) && name.find(".layers.") != std::string::npos;
     if (!matrix_of_layer || name.ends_with(".gate.weight") || name.ends_with(".router.layer.weight")) continue;
-    std::string module = module_name(name, layout);
-    std::string why_not = why_no_adapter(module);
-    linear.push_back({weight, std::move(module), std::move(why_not)});
+    const std::string module = module_name(name, layout);
+    LinearLayer layer{.weight = weight, .module = module, .why_not = why_no_adapter(module)};
+    layer.why_not_in_peft = why_not_in_peft(decoder.architecture().model_type, module);
+    linear.push_back(std::move(layer));
   }
   return linear;
 }
 
-// Last components, each once, in alphabetical order.
-std::vector<std::string> kinds_of(const std::vector<LinearLayer>& linear, bool with_adapter) {
+// Last components of those that can have an adapter, each once, in alphabetical order.
+std::vector<std::string> kinds_of(const std::vector<LinearLayer>& linear) {
   std::set<std::string> kinds;
   for (const LinearLayer& layer : linear) {
-    if (layer.why_not.empty() == with_adapter) kinds.insert(last_component(layer.module));
+    if (layer.why_not.empty()) kinds.insert(last_component(layer.module));
   }
   return {kinds.begin(), kinds.end()};
 }
@@ -84,7 +100,7 @@ std::vector<LinearLayer> select(const std::vector<LinearLayer>& linear, const st
   std::set<std::string> found;
   std::vector<LinearLayer> selected;
   for (const LinearLayer& layer : linear) {
-    bool wanted = all && layer.why_not.empty();
+    bool wanted = all && layer.why_not.empty() && layer.why_not_in_peft.empty();
     for (const std::string& target : targets) {
       if (!is_named(layer.module, target)) continue;
       found.insert(target);
@@ -105,7 +121,7 @@ std::vector<LinearLayer> select(const std::vector<LinearLayer>& linear, const st
       throw ConfigError(
           fmt::format("lora.target_modules: {}: only routed experts are called so, and they can't have adapters", target));
     throw ConfigError(fmt::format("lora.target_modules: {}: no linear layer is called so; wanted some of {}, or {}", target,
-                                  fmt::join(kinds_of(linear, true), ", "), kAllLinear));
+                                  fmt::join(kinds_of(linear), ", "), kAllLinear));
   }
   return selected;
 }
@@ -114,15 +130,22 @@ bool has_all_linear(const LoraConfig& config) {
   return std::find(config.target_modules.begin(), config.target_modules.end(), kAllLinear) != config.target_modules.end();
 }
 
-std::vector<std::string> notes_on_what_is_left_out(const Decoder& decoder, const std::vector<LinearLayer>& linear,
-                                                   const LoraConfig& config) {
-  if (!has_all_linear(config)) return {};
-  std::set<std::string> notes;
+std::vector<std::string> notes_on(const Decoder& decoder, const Adapters& adapters, const std::vector<LinearLayer>& linear,
+                                  bool all_linear) {
+  std::set<std::string> adapted, notes;
+  for (const Adapter& adapter : adapters.all) adapted.insert(adapter.module);
   for (const LinearLayer& layer : linear) {
-    if (layer.why_not.empty() || is_routed_expert(layer.module)) continue;
-    notes.insert(fmt::format("lora: all-linear leaves out {}: {}", last_component(layer.module), layer.why_not));
+    const std::string kind = last_component(layer.module);
+    if (is_routed_expert(layer.module)) continue;
+    if (adapted.contains(layer.module) && !layer.why_not_in_peft.empty()) {
+      notes.insert(fmt::format("lora: PEFT can't load this adapter, but merged weights: {}: {}", kind, layer.why_not_in_peft));
+    } else if (all_linear && !adapted.contains(layer.module)) {
+      notes.insert(
+          fmt::format("lora: all-linear leaves out {}: {}", kind,
+                      layer.why_not.empty() ? layer.why_not_in_peft + "; name it to have it all the same" : layer.why_not));
+    }
   }
-  if (!decoder.routers().empty()) notes.insert("lora: all-linear leaves out routers and routed experts");
+  if (all_linear && !decoder.routers().empty()) notes.insert("lora: all-linear leaves out routers and routed experts");
   return {notes.begin(), notes.end()};
 }
 
@@ -148,6 +171,20 @@ Adapter make_adapter(const LinearLayer& layer, int64_t rank, const at::Tensor& a
   return {layer.weight, layer.module, parameter("lora_A", a_rI), parameter("lora_B", b_Or)};
 }
 
+// Names that select the adapted modules and no others: their last components, or where these would select more, themselves.
+std::vector<std::string> shortest_targets(const Adapters& adapters, const std::vector<LinearLayer>& linear) {
+  std::set<std::string> kinds, modules;
+  for (const Adapter& adapter : adapters.all) {
+    kinds.insert(last_component(adapter.module));
+    modules.insert(adapter.module);
+  }
+  const bool exact = std::all_of(linear.begin(), linear.end(), [&](const LinearLayer& layer) {
+    return is_routed_expert(layer.module) || !kinds.contains(last_component(layer.module)) || modules.contains(layer.module);
+  });
+  if (exact) return {kinds.begin(), kinds.end()};
+  return {modules.begin(), modules.end()};
+}
+
 std::unique_ptr<Adapters> new_adapters(const std::vector<LinearLayer>& linear, const LoraConfig& config) {
   auto adapters = std::make_unique<Adapters>();
   adapters->rank = config.r;
@@ -157,7 +194,7 @@ std::unique_ptr<Adapters> new_adapters(const std::vector<LinearLayer>& linear, c
     adapters->all.push_back(make_adapter(layer, config.r, initial_a(config.r, inputs, seed_of(config.seed, layer.module)),
                                          at::zeros({outputs, config.r}, at::kDouble)));
   }
-  adapters->target_modules = has_all_linear(config) ? kinds_of(linear, true) : config.target_modules;
+  adapters->target_modules = has_all_linear(config) ? shortest_targets(*adapters, linear) : config.target_modules;
   return adapters;
 }
 
@@ -179,13 +216,7 @@ std::unique_ptr<Adapters> adapters_of(const AdapterFolder& folder, const std::ve
   for (const auto& [module, pair] : folder.pairs) {
     if (!used.contains(module)) throw FormatError(fmt::format("{}: {}: the model has no such linear layer", folder.file, module));
   }
-  std::set<std::string> kinds;
-  for (const Adapter& adapter : adapters->all) kinds.insert(last_component(adapter.module));
-  const bool whole_kinds = std::all_of(linear.begin(), linear.end(), [&](const LinearLayer& layer) {
-    return !layer.why_not.empty() || !kinds.contains(last_component(layer.module)) || used.contains(layer.module);
-  });
-  if (whole_kinds) adapters->target_modules = {kinds.begin(), kinds.end()};
-  else adapters->target_modules = {used.begin(), used.end()};
+  adapters->target_modules = shortest_targets(*adapters, linear);
   return adapters;
 }
 
@@ -208,7 +239,8 @@ void add_lora(Decoder& decoder, const LoraConfig& config) {
   }
   if (config.r <= 0) throw ConfigError(fmt::format("lora.r: got {}, wanted a rank > 0", config.r));
   auto adapters = new_adapters(linear, config);
-  set_adapters(decoder, std::move(adapters), notes_on_what_is_left_out(decoder, linear, config));
+  const auto notes = notes_on(decoder, *adapters, linear, has_all_linear(config));
+  set_adapters(decoder, std::move(adapters), notes);
 }
 
 void read_adapter(Decoder& decoder, const std::filesystem::path& path) {

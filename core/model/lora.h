@@ -36,7 +36,7 @@ struct LoraConfig {
         field("r", &C::r, "rank of the adapters; 0: no adapters (without lora.adapter), all weights are trained", at_least(0)),
         field("lora_alpha", &C::lora_alpha, "adapters are scaled by lora_alpha / r", above(0)),
         field("target_modules", &C::target_modules,
-              "names of linear layers (q_proj, ...), or all-linear: all but the output layer"),
+              "names of linear layers (q_proj, ...), or all-linear: those of the layers whose adapters PEFT can load"),
         field("lora_dropout", &C::lora_dropout, "must be 0: a replay would need the same random mask as its capture", at_least(0)),
         field("seed", &C::seed, "of the initial A"),
         field("adapter", &C::adapter,
