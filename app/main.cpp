@@ -32,6 +32,8 @@ ExitStatus run(int argc, char** argv) {
   add_verify(program, chosen);
   add_gradients(program, chosen);
   add_generate(program, chosen);
+  add_train(program, chosen);
+  add_prepare(program, chosen);
   add_compare(program, chosen);
   add_rewards(program, chosen);
   add_inspect(program, chosen);

@@ -24,7 +24,7 @@ struct TrainOptions {
 
 training::Settings settings_of(const RunConfig& config) {
   return {.model = config.model,
-          .lora = {},
+          .lora = config.lora,
           .data = config.data,
           .rollout = config.rollout,
           .objective = config.objective,
@@ -57,7 +57,7 @@ ExitStatus run_train(const TrainOptions&, const RunConfig& config) {
                               .should_stop = [&stop] { return stop.made(); }};
   training::Data data = training::read_data(settings, hooks);
   say_what_is_gained(data, config, progress);
-  const auto decoder = open_model(config.model, progress);
+  const auto decoder = open_model(config.model, config.lora, progress);
   progress.begin("training");
   const training::Outcome outcome = training::train(*decoder, data, settings, hooks);
   progress.done(fmt::format("{} steps", outcome.steps));

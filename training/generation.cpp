@@ -103,7 +103,7 @@ SampledGroups GenerationMaker::collect(DataPosition& at, Generation& generation)
         ++generation.dropped_groups;
         continue;
       }
-      if (group.captured) held_bytes -= group.captured->state_bytes();
+      if (group.captured) held_bytes -= group.captured->held_bytes();
       all.groups.push_back(std::move(group));
     }
   }

@@ -1,7 +1,5 @@
 #include "training/local_sampler.h"
 
-#include "longstraw/sampler.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -11,23 +9,25 @@ LocalSampler::LocalSampler(const core::model::Decoder& decoder, LocalSamplerOpti
     : decoder_(decoder), options_(std::move(options)) {}
 
 RolloutGroup LocalSampler::sample(const EncodedPrompt& prompt, const core::data::RolloutConfig& rollout, uint64_t stream) {
-  core::data::RolloutConfig config = rollout;
-  if (config.temperature == 0.0) {
-    config.temperature = 1.0;
-    config.top_k = 1;
-  }
-  auto responses = sample_group(decoder_, prompt.ids, stream,
-                                {.rollout = config,
-                                 .stop_token_ids = options_.stop_token_ids,
-                                 .segment_tokens = options_.capture.segment_tokens,
-                                 .progress = options_.progress});
+  const auto tokens = int64_t(prompt.ids.size());
   RolloutGroup sampled;
+  sampled.captured =
+      std::make_unique<CapturedPrompt>(decoder_, prompt.ids,
+                                       CaptureOptions{.longstraw = options_.capture,
+                                                      .lengths = {tokens + 1, tokens + rollout.max_completion_length},
+                                                      .allow_stale = options_.allow_stale,
+                                                      .graph_budget = options_.graph_budget,
+                                                      .progress = options_.progress});
+  auto responses = sampled.captured->sample(stream, {.rollout = rollout,
+                                                     .stop_token_ids = options_.stop_token_ids,
+                                                     .segment_tokens = options_.capture.segment_tokens,
+                                                     .progress = {}});
   sampled.group.prompt_id = prompt.row->prompt_id;
   sampled.group.prompt_ids = prompt.ids;
   for (auto& response : responses) {
     sampled.group.responses.emplace_back().completion_ids = std::move(response.completion_ids);
+    sampled.truncated.push_back(response.truncated ? 1 : 0);
   }
-  sampled.truncated = truncated_members(sampled.group, options_.stop_token_ids, rollout.max_completion_length);
   return sampled;
 }
 

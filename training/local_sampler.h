@@ -10,6 +10,8 @@ namespace longstraw::training {
 
 struct LocalSamplerOptions {
   LongstrawConfig capture;  // so that the captured state serves the arm's gradient too
+  bool allow_stale = false;
+  int64_t graph_budget = 0;  // of each prompt (CaptureOptions)
   std::vector<int64_t> stop_token_ids;
   std::function<void(int64_t tokens)> progress;
 };

@@ -49,8 +49,13 @@ Loop::Loop(core::model::Decoder& decoder, Data& data, const Settings& settings, 
       policy_(make_policy(settings, data.objective)),
       store_(settings.train.output_dir, settings.train.save_total_limit, settings.train.save_best) {
   const auto stops = stop_ids(settings.rollout, decoder);
-  sampler_ = std::make_unique<LocalSampler>(
-      decoder, LocalSamplerOptions{.capture = policy_->capture(), .stop_token_ids = stops, .progress = {}});
+  // A generation's prompts are held at once, and share the budget.
+  const int64_t share = int64_t(settings.longstraw.memory_budget) / settings.train.prompts_per_step;
+  LocalSamplerOptions local{.capture = policy_->capture(), .stop_token_ids = stops, .progress = {}};
+  eval_sampler_ = std::make_unique<LocalSampler>(decoder, local);
+  local.allow_stale = settings.train.stale_steps > 0;
+  local.graph_budget = policy_->serves_gradient() ? share : 0;
+  sampler_ = std::make_unique<LocalSampler>(decoder, local);
   sampling_ = {.sampler = sampler_.get(),
                .tokenizer = data.tokenizer.get(),
                .rewards = data.rewards.get(),
@@ -247,7 +252,9 @@ void Loop::evaluate_now() {
   core::data::RolloutConfig rollout = seeded(settings_.rollout, settings_.train.seed);
   rollout.num_generations = settings_.train.eval_num_generations;
   rollout.temperature = settings_.train.eval_temperature;
-  const Evaluation evaluation = evaluate(*data_.eval_prompts, rollout, settings_.train.seed, sampling_, data_.reward_names);
+  SamplingParts sampling = sampling_;
+  sampling.sampler = eval_sampler_.get();
+  const Evaluation evaluation = evaluate(*data_.eval_prompts, rollout, settings_.train.seed, sampling, data_.reward_names);
   journal_->rewards(evaluation.batch, state_.step, "eval", data_.reward_names);
   journal_->evaluation(state_.step, evaluation.metrics);
   evaluated_step_ = state_.step;

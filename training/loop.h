@@ -40,7 +40,7 @@ class Loop {
   const Settings& settings_;
   const Hooks& hooks_;
   std::unique_ptr<Policy> policy_;
-  std::unique_ptr<Sampler> sampler_;
+  std::unique_ptr<Sampler> sampler_, eval_sampler_;
   SamplingParts sampling_;
   std::unique_ptr<RolloutSource> source_;
   std::unique_ptr<ReferenceModel> reference_model_;  // null: no KL term

@@ -4,8 +4,6 @@
 #include "reference/gradient.h"
 #include "reference/objective.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -24,7 +22,8 @@ class ReferencePolicy final : public Policy {
       : options_{.run = {.attention = settings.reference.attention, .trace = settings.record.trace},
                  .objective = std::move(objective),
                  .temperature = settings.rollout.temperature,
-                 .max_completion_length = settings.rollout.max_completion_length},
+                 .max_completion_length = settings.rollout.max_completion_length,
+                 .entropy = true},
         capture_(settings.longstraw) {
     capture_.prompt_gradient = PromptGradient::kDetached;  // for sampling alone: the least memory
   }
@@ -36,21 +35,9 @@ class ReferencePolicy final : public Policy {
     return reference::reference_gradient(decoder, batch, options_);
   }
   TokenScores scores(const Decoder& decoder, const Batch& batch, const Captured&) const override {
-    const at::NoGradGuard no_grad;
-    const auto lengths = sequence_lengths(batch);
-    TokenScores scores;
-    for (const auto& group : batch) {
-      auto& members = scores.logprobs.emplace_back();
-      for (const auto& response : group.responses) {
-        const at::Tensor logits =
-            reference::response_logits(decoder, group.prompt_ids, response.completion_ids, lengths, options_.run) /
-            options_.temperature;
-        const at::Tensor ids = at::tensor(response.completion_ids, at::kLong).to(logits.device()).unsqueeze(1);
-        const at::Tensor logprobs = at::log_softmax(logits, 1).gather(1, ids).squeeze(1).to(at::kCPU, at::kDouble).contiguous();
-        members.emplace_back(logprobs.const_data_ptr<double>(), logprobs.const_data_ptr<double>() + logprobs.numel());
-      }
-    }
-    return scores;
+    reference::ReferenceOptions options = options_;
+    options.entropy = false;
+    return reference::reference_scores(decoder, batch, options);
   }
   LongstrawConfig capture() const override { return capture_; }
   bool serves_gradient() const override { return false; }
@@ -61,18 +48,6 @@ class ReferencePolicy final : public Policy {
   LongstrawConfig capture_;
 };
 
-// A sum over tokens that no gradient is asked of: what is left are log-probs.
-class NoObjective final : public TokenObjective {
- public:
-  explicit NoObjective(double temperature) : temperature_(temperature) {}
-  TokenLoss token(int64_t, int64_t, int64_t, double, double) const override { return {}; }
-  bool has_gradient(int64_t, int64_t) const override { return false; }
-  double temperature() const override { return temperature_; }
-
- private:
-  double temperature_;
-};
-
 class LongstrawPolicy final : public Policy {
  public:
   LongstrawPolicy(const Settings& settings, ObjectiveConfig objective)
@@ -80,7 +55,8 @@ class LongstrawPolicy final : public Policy {
                  .objective = std::move(objective),
                  .temperature = settings.rollout.temperature,
                  .max_completion_length = settings.rollout.max_completion_length,
-                 .trace = settings.record.trace} {
+                 .trace = settings.record.trace,
+                 .entropy = true} {
     switch (settings.train.arm) {
       case Arm::kDetached: options_.longstraw.prompt_gradient = PromptGradient::kDetached; break;
       case Arm::kTail: options_.longstraw.prompt_gradient = PromptGradient::kTail; break;
@@ -94,19 +70,27 @@ class LongstrawPolicy final : public Policy {
   StepGradient gradient(const Decoder& decoder, const Batch& batch, const Captured& captured) const override {
     TrainerOptions options = options_;
     options.captured = captured;
+    if (std::exchange(first_step_, false) == false) options.longstraw.self_check = SelfCheck::kOff;
+    // What prompts hold already is no longer there for the graphs of others.
+    for (const CapturedPrompt* prompt : captured) {
+      if (prompt != nullptr) options.longstraw.memory_budget.count -= prompt->held_bytes();
+    }
+    options.longstraw.memory_budget.count = std::max<int64_t>(0, options.longstraw.memory_budget.count);
     return longstraw_gradient(decoder, batch, options);
   }
   TokenScores scores(const Decoder& decoder, const Batch& batch, const Captured& captured) const override {
     TrainerOptions options = options_;
     options.captured = captured;
-    return {.logprobs = longstraw_gradient(decoder, batch, NoObjective(options_.temperature), options).logprobs, .entropies = {}};
+    options.entropy = false;
+    return longstraw_scores(decoder, batch, options);
   }
   LongstrawConfig capture() const override { return options_.longstraw; }
   bool serves_gradient() const override { return true; }
-  bool scores_first(const Batch&) const override { return false; }
+  bool scores_first(const Batch& batch) const override { return needs_scores(batch, options_.objective); }
 
  private:
   TrainerOptions options_;
+  mutable bool first_step_ = true;  // the one that self_check checks
 };
 
 }  // namespace

@@ -53,9 +53,9 @@ SampledGroups sample_scored(const std::vector<Draw>& draws, const core::data::Ro
   for (const Draw& draw : draws) {
     if (parts.progress) parts.progress(fmt::format("sampling, prompt {} of {}", sampled.groups.size() + 1, draws.size()));
     RolloutGroup group = parts.sampler->sample(*draw.prompt, rollout, draw.stream);
-    sampled.prompt_tokens += int64_t(group.group.prompt_ids.size()) - 1;
     if (group.captured) {
-      const int64_t bytes = group.captured->state_bytes();
+      sampled.prompt_tokens += group.captured->captured_tokens();
+      const int64_t bytes = group.captured->held_bytes();
       if (bytes > held_bytes) {
         group.captured.reset();
       } else {
