@@ -42,6 +42,7 @@ void add_verify(CLI::App& program, Action& chosen);
 void add_gradients(CLI::App& program, Action& chosen);
 void add_generate(CLI::App& program, Action& chosen);
 void add_train(CLI::App& program, Action& chosen);
+void add_prepare(CLI::App& program, Action& chosen);
 void add_compare(CLI::App& program, Action& chosen);
 void add_rewards(CLI::App& program, Action& chosen);
 void add_inspect(CLI::App& program, Action& chosen);

@@ -38,6 +38,7 @@ ChildOptions child_options(const ScoringOptions& options) {
   const std::string kind = answer.value("kind", "");
   if (kind == "config") throw ConfigError(message);
   if (kind == "input") throw FormatError(message);
+  if (kind == "io") throw IoError(message);
   throw ProcessError(kind == "answer" ? ProcessFault::kAnswer : ProcessFault::kRaised, message);
 }
 
@@ -124,6 +125,16 @@ std::vector<std::string> ScoringProcess::decode(const std::vector<std::vector<st
     throw CommunicationError(fmt::format("scoring process, decoding: got {}, wanted {} texts", describe(texts), ids.size()));
   }
   return result;
+}
+
+void ScoringProcess::prepare_prompts(const std::filesystem::path& file, const std::filesystem::path& model,
+                                     const std::filesystem::path& out) {
+  // However large the data set is: a process that works on it is not one that hangs.
+  constexpr double kNoLimit = 1e8;
+  const std::string folder = model.empty() ? "" : std::filesystem::absolute(model).string();
+  ask({{"op", "prepare_prompts"}, {"file", file.string()}, {"model", folder}, {"out", out.string()}}, kNoLimit,
+      "preparing " + file.string());
+  tokenizer_loaded_ = false;  // the process may hold another checkpoint's now
 }
 
 void ScoringProcess::prepare_reward(const std::string& function) {

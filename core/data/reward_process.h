@@ -54,6 +54,9 @@ class ScoringProcess {
   std::vector<std::int64_t> encode(const nlohmann::json& prompt);
   std::vector<std::string> decode(const std::vector<std::vector<std::int64_t>>& ids, bool skip_special_tokens = true);
 
+  // Writes the data set `file` as JSONL rows with prompt_ids (python/longstraw/prepare.py). An empty `model`: all rows have theirs.
+  void prepare_prompts(const std::filesystem::path& file, const std::filesystem::path& model, const std::filesystem::path& out);
+
   // Imports FILE.py and looks FUNCTION up; reward() does it by itself, this only finds a fault before work is spent.
   void prepare_reward(const std::string& function);
   // One reward a completion, in their order; nothing where the function returned None. Columns are those of the prompts,

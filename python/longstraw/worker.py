@@ -8,9 +8,10 @@ It reads one JSON request a line and writes one JSON answer a line:
     {"id": 4, "op": "prepare", "function": "rewards.py:graded"}           -> {"id": 4}
     {"id": 5, "op": "reward", "function": ..., "prompts": [...], "completions": [TEXT, ...],
      "completion_ids": [[...], ...], "columns": {NAME: [...], ...}}       -> {"id": 5, "rewards": [number or null, ...]}
+    {"id": 6, "op": "prepare_prompts", "file": FILE, "model": DIR or "", "out": FILE}  -> {"id": 6, "prompts": n, "tokens": {...}, ...}
     {"op": "quit"}                                                        -> it ends
 
-A request that fails is answered {"id": n, "error": message, "kind": "config" | "input" | "reward" | "answer"}, and the
+A request that fails is answered {"id": n, "error": message, "kind": "config" | "input" | "io" | "reward" | "answer"}, and the
 process goes on. Reward functions have the signature of TRL's: f(prompts, completions, completion_ids, **columns) -> list of numbers,
 None where there is none. The completions of chat prompts are lists of one message, as in TRL.
 """
@@ -78,14 +79,23 @@ class Tokenizer:
             raise Failure("config", "no tokenizer is loaded")
         return self.tokenizer
 
-    def encode(self, prompt):
+    def encode(self, prompt, **template_kwargs):
         tokenizer = self.get()
         if isinstance(prompt, str):
             return [int(i) for i in tokenizer(prompt)["input_ids"]]
         if not tokenizer.chat_template:
             raise Failure("input", f"{self.model}: its tokenizer has no chat template; give the prompt as text")
+        # As TRL does: an answer that the prompt begins is gone on with, not closed.
+        goes_on = prompt[-1].get("role") == "assistant"
         try:
-            ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+            ids = tokenizer.apply_chat_template(
+                prompt,
+                add_generation_prompt=not goes_on,
+                continue_final_message=goes_on,
+                tokenize=True,
+                return_dict=False,
+                **template_kwargs,
+            )
         except Exception as error:  # whatever a template raises
             raise Failure("input", f"the chat template of {self.model} refused the prompt: {first_line(error)}") from error
         return [int(i) for i in ids]
@@ -250,6 +260,10 @@ def answer(request, tokenizer, rewards):
     if op == "reward":
         names = ("function", "prompts", "completions", "completion_ids", "columns")
         return {"rewards": rewards.call(*(request[name] for name in names))}
+    if op == "prepare_prompts":
+        from longstraw.prepare import prepare
+
+        return prepare(request["file"], request["out"], request["model"], tokenizer=tokenizer)
     raise Failure("config", f"unknown request {op!r}")
 
 
