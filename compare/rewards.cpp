@@ -156,7 +156,7 @@ void note_the_runs(RewardReport& report, const Runs& a, const Runs& b, bool eval
   }
 }
 
-void take_decision(RewardReport& report, RewardDecision decision) {
+void take_decision(RewardReport& report, const RewardDecision& decision) {
   report.mean_a = decision.mean_a;
   report.mean_b = decision.mean_b;
   report.difference = decision.difference;
@@ -168,9 +168,8 @@ void take_decision(RewardReport& report, RewardDecision decision) {
   report.p_upper = decision.p_upper;
   report.p_equivalent = std::max(decision.p_lower, decision.p_upper);
   report.effect_size = decision.effect_size;
-  report.more_seeds = decision.more_seeds;
   report.verdict = decision.verdict;
-  report.notes = std::move(decision.notes);
+  report.notes = decision.notes;
 }
 
 RewardReport identified(const Runs& a, const Runs& b, const RewardPolicy& policy) {
@@ -212,7 +211,11 @@ RewardReport compare_rewards(const std::vector<std::string>& a_paths, const std:
   const MeanOf mean = eval ? eval_mean : train_mean;
   report.final_a = means(a, measured, mean);
   report.final_b = means(b, measured, mean);
-  take_decision(report, decide(report.final_a, report.final_b, report.paired, policy));
+  const RewardDecision decision = decide(report.final_a, report.final_b, report.paired, policy);
+  take_decision(report, decision);
+  if (const auto seeds = seeds_to_decide(report.final_a, report.final_b, decision, policy)) {
+    report.more_seeds = *seeds - static_cast<std::int64_t>(std::min(a.size(), b.size()));
+  }
 
   const double confidence = 1 - 2 * policy.level;
   const Bootstrap bootstrap(a.size(), b.size(), report.paired, policy.resamples, policy.seed);

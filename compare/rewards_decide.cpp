@@ -15,7 +15,6 @@ namespace longstraw::compare {
 namespace {
 
 constexpr double kPower = 0.8;
-constexpr std::int64_t kMostSeeds = 1000;
 
 // The one-sided tests of equivalence: B above A's lower limit, and below its upper limit.
 struct MarginTests {
@@ -73,8 +72,8 @@ double power_different(const Contrast& c, double margin, double n, double level)
 // The fewest seeds a side with that power; power rises with n, where it can be reached at all.
 template <class Power>
 std::optional<std::int64_t> fewest_seeds(std::int64_t from, const Power& power) {
-  if (power(static_cast<double>(kMostSeeds)) < kPower) return std::nullopt;
-  std::int64_t low = from, high = kMostSeeds;
+  if (power(static_cast<double>(kMostSeedsAsked)) < kPower) return std::nullopt;
+  std::int64_t low = from, high = kMostSeedsAsked;
   while (low < high) {
     const std::int64_t middle = (low + high) / 2;
     if (power(static_cast<double>(middle)) >= kPower) {
@@ -98,9 +97,16 @@ bool all_equal(std::span<const double> values) {
 
 // Two sides without a spread: the largest probability, over all laws, that runs of one law fall so. It is reached by a law of two
 // outcomes, p of one and 1 - p of the other: p^na (1-p)^nb + p^nb (1-p)^na, at most twice the maximum of either term.
-double chance_of_two_constants(double na, double nb) {
+double chance_of_two_constants(std::size_t runs_a, std::size_t runs_b) {
+  const auto na = static_cast<double>(runs_a), nb = static_cast<double>(runs_b);
   const double n = na + nb;
   return std::min(1.0, 2 * std::pow(na / n, na) * std::pow(nb / n, nb));
+}
+
+// Rewards that are shares of few prompts make equal differences by chance.
+bool pairs_coincide(std::span<const double> a, std::span<const double> b) {
+  const Contrast c = contrast_of(a, b, /*paired=*/true);
+  return c.error == 0 && c.estimate != 0 && !(all_equal(a) && all_equal(b));
 }
 
 std::string no_spread_note(std::size_t runs, bool paired, double level) {
@@ -117,30 +123,10 @@ bool mean_is_clear(std::span<const double> a, double mean_a, double level) {
   return mean_a < 0 ? p_below(c) <= level : p_above(c) <= level;
 }
 
-void set_more_seeds(RewardDecision& d, const Contrast& difference, const MarginTests& tests, std::size_t runs, bool clear,
-                    const RewardPolicy& policy) {
-  const auto now = static_cast<std::int64_t>(runs);
-  const bool within = std::abs(d.mean_b - d.mean_a) <= d.margin;
-  std::optional<std::int64_t> seeds;
-  if (!within) {
-    seeds = fewest_seeds(now + 1, [&](double n) { return power_different(difference, d.margin, n, policy.level); });
-  } else if (clear) {
-    seeds = fewest_seeds(now + 1, [&](double n) { return power_equivalent(tests, n, policy.level); });
-  }
-  if (seeds) {
-    d.more_seeds = *seeds - now;
-  } else {
-    d.notes.push_back(fmt::format("no number of seeds up to {} a side would decide this: the difference is too close to {}",
-                                  kMostSeeds, d.margin > 0 ? "the margin" : "zero, and so is the margin"));
-  }
-}
-
 }  // namespace
 
 RewardDecision decide(std::span<const double> a, std::span<const double> b, bool paired, const RewardPolicy& policy) {
-  RewardDecision d;
-  d.mean_a = mean_of(a);
-  d.mean_b = mean_of(b);
+  RewardDecision d{.mean_a = mean_of(a), .mean_b = mean_of(b)};
   d.margin = policy.absolute_margin.value_or(policy.margin * std::abs(d.mean_a));
   const std::size_t runs = std::min(a.size(), b.size());
   if (runs < 2) {
@@ -150,31 +136,26 @@ RewardDecision decide(std::span<const double> a, std::span<const double> b, bool
     d.notes.emplace_back("one run a side says nothing about other seeds; wanted two at least, better five");
     return d;
   }
-  Contrast difference = contrast_of(a, b, paired);
-  // Rewards that are shares of few prompts make equal differences by chance.
-  if (paired && difference.error == 0 && difference.estimate != 0 && !(all_equal(a) && all_equal(b))) {
-    paired = false;
-    difference = contrast_of(a, b, paired);
+  d.paired = paired && !pairs_coincide(a, b);
+  if (d.paired != paired) {
     d.notes.emplace_back(
         "all pairs differ by the same, though runs differ from each other: taken as a coincidence, and tested without pairing");
   }
-  const MarginTests tests = margin_tests(a, b, paired, d.mean_a, policy);
-  const bool clear = policy.absolute_margin || mean_is_clear(a, d.mean_a, policy.level);
+  const Contrast difference = contrast_of(a, b, d.paired);
   d.difference = t_interval(difference, 1 - 2 * policy.level);
   d.t = difference.t();
   d.degrees = difference.degrees;
-  d.p_different = difference.error == 0 && difference.estimate != 0
-                      ? chance_of_two_constants(static_cast<double>(a.size()), static_cast<double>(b.size()))
-                      : p_either(difference);
-  d.p_lower = p_above(tests.lower);
-  d.p_upper = p_below(tests.upper);
-  d.effect_size = hedges_g(a, b, paired);
-  if (difference.error == 0) d.notes.push_back(no_spread_note(runs, paired, policy.level));
-  if (!clear) {
-    d.p_lower = d.p_upper = 1;
+  d.effect_size = hedges_g(a, b, d.paired);
+  d.p_different =
+      difference.error == 0 && difference.estimate != 0 ? chance_of_two_constants(a.size(), b.size()) : p_either(difference);
+  if (difference.error == 0) d.notes.push_back(no_spread_note(runs, d.paired, policy.level));
+  if (policy.absolute_margin || mean_is_clear(a, d.mean_a, policy.level)) {
+    const MarginTests tests = margin_tests(a, b, d.paired, d.mean_a, policy);
+    d.p_lower = p_above(tests.lower);
+    d.p_upper = p_below(tests.upper);
+  } else {
     d.notes.emplace_back(
-        "A's mean cannot be told from zero, so a share of it is no margin and nothing is equivalent by it; give "
-        "--absolute-margin");
+        "A's mean can't be told from zero, so a share of it is no margin, and nothing is equivalent by it; wanted --absolute-margin");
   }
   const bool significant = d.p_different <= policy.level;
   if (std::max(d.p_lower, d.p_upper) <= policy.level) {
@@ -182,10 +163,22 @@ RewardDecision decide(std::span<const double> a, std::span<const double> b, bool
     if (significant) d.notes.emplace_back("the difference is significant, and smaller than the margin: it does not matter");
   } else if (significant && std::abs(d.mean_b - d.mean_a) > d.margin) {
     d.verdict = RewardVerdict::kDifferent;
-  } else {
-    set_more_seeds(d, difference, tests, runs, clear, policy);
   }
   return d;
+}
+
+std::optional<std::int64_t> seeds_to_decide(std::span<const double> a, std::span<const double> b, const RewardDecision& decision,
+                                            const RewardPolicy& policy) {
+  const std::size_t runs = std::min(a.size(), b.size());
+  if (decision.verdict != RewardVerdict::kUndecided || runs < 2) return std::nullopt;
+  const auto from = static_cast<std::int64_t>(runs) + 1;
+  if (std::abs(decision.mean_b - decision.mean_a) > decision.margin) {
+    const Contrast difference = contrast_of(a, b, decision.paired);
+    return fewest_seeds(from, [&](double n) { return power_different(difference, decision.margin, n, policy.level); });
+  }
+  if (!policy.absolute_margin && !mean_is_clear(a, decision.mean_a, policy.level)) return std::nullopt;
+  const MarginTests tests = margin_tests(a, b, decision.paired, decision.mean_a, policy);
+  return fewest_seeds(from, [&](double n) { return power_equivalent(tests, n, policy.level); });
 }
 
 }  // namespace longstraw::compare

@@ -142,7 +142,9 @@ std::string verdict_text(const RewardReport& r) {
   }
   if (std::isnan(r.difference.low)) return "undecided: one run a side";
   const std::string more =
-      r.more_seeds ? fmt::format("; {} more seeds a side would probably (80 %) decide", *r.more_seeds) : std::string();
+      r.more_seeds
+          ? fmt::format("; {} more seeds a side would decide with probability 0.8, if means and spreads stay", *r.more_seeds)
+          : std::string("; more seeds can't be expected to decide");
   return fmt::format("undecided: the difference may be {}, the margin is {}{}", interval, margin_words(r), more);
 }
 
