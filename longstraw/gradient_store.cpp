@@ -14,7 +14,10 @@ GradientStore::GradientStore(const core::model::Decoder& decoder) {
   }
 }
 
-at::Tensor& GradientStore::of(const core::model::Parameter& parameter) { return gradients_[index_.at(&parameter)]; }
+at::Tensor& GradientStore::of(const core::model::Parameter& parameter) {
+  if (passed_on_to_ != nullptr) return passed_on_to_->of(parameter);
+  return gradients_[index_.at(&parameter)];
+}
 
 void GradientStore::add_outer(const core::model::Parameter& weight_OI, const at::Tensor& grad_SO, const at::Tensor& x_SI) {
   at::Tensor& sum = of(weight_OI);

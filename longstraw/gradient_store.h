@@ -15,9 +15,12 @@ class GradientStore {
  public:
   // Zeros in the shape of every parameter of `decoder`, on its device.
   explicit GradientStore(const core::model::Decoder& decoder);
+  // Of graphs that are made before there is a store: what they add, when they run backward, goes to the one set by then.
+  GradientStore() = default;
+  void pass_on_to(GradientStore* store) { passed_on_to_ = store; }
 
   bool wants(const core::model::Parameter& parameter) const { return parameter.value.requires_grad(); }
-  // The accumulator of `parameter`, in the parameter's shape.
+  // The accumulator of `parameter`, in the parameter's shape; only of Decoder::parameters(), those that are trained.
   at::Tensor& of(const core::model::Parameter& parameter);
 
   // += gradᵀ x: the gradient of a weight [O, I] with y = x Wᵀ; grad [S, O], x [S, I].
@@ -29,6 +32,7 @@ class GradientStore {
   std::vector<at::Tensor> release() { return std::move(gradients_); }
 
  private:
+  GradientStore* passed_on_to_ = nullptr;
   std::vector<at::Tensor> gradients_;
   std::unordered_map<const core::model::Parameter*, size_t> index_;
 };

@@ -5,6 +5,7 @@
 #include "core/device/device.h"
 
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 namespace longstraw {
@@ -13,8 +14,8 @@ namespace {
 // Follows the sweep, with bytes instead of tensors.
 class Walk {
  public:
-  Walk(const TokenCosts& costs, const LongstrawConfig& config, const std::unordered_set<const Node*>& keep)
-      : costs_(costs), config_(config), keep_(keep), windowed_(costs.windowed().size()) {}
+  Walk(const TokenCosts& costs, const LongstrawConfig& config, const std::unordered_set<const Node*>& keep, bool captured)
+      : costs_(costs), config_(config), keep_(keep), captured_(captured), windowed_(costs.windowed().size()) {}
 
   void visit(const Node& node, bool last = true) {
     const auto tokens = static_cast<int64_t>(node.tokens.size());
@@ -25,7 +26,7 @@ class Walk {
       borders_.push_back(node.end());
       if (kept) kept_ += graph;
       top_kept_ = std::max(top_kept_, kept_);
-      touch(tokens * costs_.forward_working());
+      if (!captured_ || !node.loss.empty()) touch(tokens * costs_.forward_working());
     }
     if (last && !node.carries_gradient) forget_before(node.end());
     replay(node);
@@ -92,6 +93,7 @@ class Walk {
   const TokenCosts& costs_;
   const LongstrawConfig& config_;
   const std::unordered_set<const Node*>& keep_;
+  bool captured_;
   int64_t kept_ = 0, top_kept_ = 0, peak_ = 0;
   int64_t windowed_state_ = 0, top_moving_ = 0;
   std::vector<std::vector<std::pair<int64_t, int64_t>>> windowed_;  // by windowed slot, [begin, end) of its blocks
@@ -105,7 +107,8 @@ void gradient_nodes_in_capture_order(const Node& node, std::vector<const Node*>&
 
 }  // namespace
 
-MemoryPlan plan_memory(const core::model::Decoder& decoder, const TokenTree& tree, const LongstrawConfig& config) {
+MemoryPlan plan_memory(const core::model::Decoder& decoder, const TokenTree& tree, const LongstrawConfig& config,
+                       const std::set<int64_t>* captured_graphs) {
   const TokenCosts costs(decoder);
   MemoryPlan plan;
   for (const auto& parameter : decoder.parameters()) plan.gradients += parameter->value.numel();
@@ -116,10 +119,18 @@ MemoryPlan plan_memory(const core::model::Decoder& decoder, const TokenTree& tre
 
   std::vector<const Node*> nodes;
   gradient_nodes_in_capture_order(*tree.root, nodes);
+  std::unordered_set<const Node*> kept_before;
+  if (captured_graphs != nullptr) {
+    const auto own = std::stable_partition(nodes.begin(), nodes.end(), [](const Node* node) { return node->loss.empty(); });
+    std::copy_if(nodes.begin(), own, std::inserter(kept_before, kept_before.end()),
+                 [&](const Node* node) { return captured_graphs->contains(node->begin); });
+    nodes.erase(nodes.begin(), own);
+  }
   const auto with_last_kept = [&](size_t count) {
     MemoryPlan candidate = plan;
-    candidate.keep = {nodes.end() - static_cast<std::ptrdiff_t>(count), nodes.end()};
-    Walk walk(costs, config, candidate.keep);
+    candidate.keep = kept_before;
+    candidate.keep.insert(nodes.end() - static_cast<std::ptrdiff_t>(count), nodes.end());
+    Walk walk(costs, config, candidate.keep, captured_graphs != nullptr);
     walk.visit(*tree.root);
     candidate.kept_graphs = walk.top_kept();
     candidate.peak = fixed + walk.peak();

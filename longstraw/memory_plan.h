@@ -10,6 +10,7 @@
 #include "core/model/decoder.h"
 
 #include <cstdint>
+#include <set>
 #include <unordered_set>
 
 namespace longstraw {
@@ -24,6 +25,9 @@ struct MemoryPlan {
   std::unordered_set<const Node*> keep;
 };
 
-MemoryPlan plan_memory(const core::model::Decoder& decoder, const TokenTree& tree, const LongstrawConfig& config);
+// `captured_graphs`: the tree's one prompt was captured before, with the graphs of its segments that begin there; the budget is
+// then for those of long responses.
+MemoryPlan plan_memory(const core::model::Decoder& decoder, const TokenTree& tree, const LongstrawConfig& config,
+                       const std::set<int64_t>* captured_graphs = nullptr);
 
 }  // namespace longstraw

@@ -11,20 +11,22 @@
 namespace longstraw {
 namespace {
 
-// Grows with every in-place change of any weight.
-uint64_t weights_version(const core::model::Decoder& decoder) {
-  uint64_t version = 0;
-  for (const auto& parameter : decoder.parameters()) version += parameter->value._version();
-  return version;
+// The same rows with room for `capacity` tokens.
+at::Tensor grown(const at::Tensor& rows_HNw, int64_t capacity) {
+  at::Tensor made = at::empty({rows_HNw.size(0), capacity, rows_HNw.size(2)}, rows_HNw.options());
+  made.narrow(1, 0, rows_HNw.size(1)).copy_(rows_HNw);
+  return made;
 }
 
 }  // namespace
 
-PromptState::PromptState(const core::model::Decoder& decoder, int64_t capacity, int64_t adjoint_begin)
+PromptState::PromptState(const core::model::Decoder& decoder, int64_t capacity, int64_t choices_begin)
     : wide_(core::device::accumulation_dtype(decoder.dtype())),
+      device_(decoder.device()),
       capacity_(capacity),
-      adjoint_begin_(std::min(adjoint_begin, capacity)),
-      weights_version_(weights_version(decoder)) {
+      choices_begin_(std::min(choices_begin, capacity)),
+      adjoint_begin_(capacity),
+      weights_version_(decoder.weights_version()) {
   const auto options = at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
   for (const auto& state : decoder.states()) {
     Slot& slot = slots_.emplace_back();
@@ -32,15 +34,49 @@ PromptState::PromptState(const core::model::Decoder& decoder, int64_t capacity, 
     slot.carried.resize(state.carried.size());
     for (const auto& rows : state.rows) {
       Rows& made = slot.rows.emplace_back();
+      made.heads = rows.heads;
+      made.width = rows.width;
+      made.wants_adjoint = rows.adjoint;
       if (!slot.window) made.blocks.push_back({0, at::empty({rows.heads, capacity_, rows.width}, options)});
-      if (rows.adjoint) made.adjoint = at::empty({rows.heads, capacity_ - adjoint_begin_, rows.width}, options.dtype(wide_));
     }
   }
   for (const auto& router : decoder.routers()) {
     const bool is_small = router.experts <= std::numeric_limits<int16_t>::max();
     const auto ids = options.dtype(is_small ? at::kShort : at::kInt);
-    routes_.push_back({at::empty({capacity_ - adjoint_begin_, router.chosen}, ids), {}});
+    routes_.push_back({at::empty({capacity_ - choices_begin_, router.chosen}, ids), {}});
   }
+}
+
+void PromptState::reserve(int64_t capacity) {
+  if (capacity <= capacity_) return;
+  const at::NoGradGuard no_grad;
+  for (Slot& slot : slots_) {
+    if (slot.window) continue;
+    for (Rows& rows : slot.rows) rows.blocks.front().rows = grown(rows.blocks.front().rows, capacity);
+  }
+  for (Routes& routes : routes_) {
+    routes.chosen = grown(routes.chosen.unsqueeze(0), capacity - choices_begin_).squeeze(0);
+  }
+  capacity_ = capacity;
+}
+
+void PromptState::open_adjoint(int64_t adjoint_begin) {
+  adjoint_begin_ = std::min(adjoint_begin, capacity_);
+  for (Slot& slot : slots_) {
+    for (Rows& rows : slot.rows) {
+      if (!rows.wants_adjoint) continue;
+      rows.adjoint =
+          at::empty({rows.heads, capacity_ - adjoint_begin_, rows.width}, at::TensorOptions().dtype(wide_).device(device_));
+    }
+  }
+}
+
+void PromptState::close_adjoint() {
+  leave_captured(-1);
+  for (Slot& slot : slots_) {
+    for (Rows& rows : slot.rows) rows.adjoint.reset();
+  }
+  adjoint_begin_ = capacity_;
 }
 
 at::Tensor PromptState::rows(int64_t slot, int64_t part, int64_t begin, int64_t count) const {
@@ -112,13 +148,13 @@ void PromptState::add_carried_adjoint(int64_t slot, int64_t part, int64_t positi
 
 at::Tensor PromptState::routes(int64_t router, int64_t begin, int64_t count) const {
   const Routes& routes = routes_.at(router);
-  return routes.written.contains(begin) ? routes.chosen.narrow(0, begin - adjoint_begin_, count).to(at::kLong) : at::Tensor();
+  return routes.written.contains(begin) ? routes.chosen.narrow(0, begin - choices_begin_, count).to(at::kLong) : at::Tensor();
 }
 
 void PromptState::write_routes(int64_t router, int64_t begin, const at::Tensor& chosen_Sk) {
-  if (begin < adjoint_begin_) return;
+  if (begin < choices_begin_) return;
   Routes& routes = routes_.at(router);
-  routes.chosen.narrow(0, begin - adjoint_begin_, chosen_Sk.size(0)).copy_(chosen_Sk);
+  routes.chosen.narrow(0, begin - choices_begin_, chosen_Sk.size(0)).copy_(chosen_Sk);
   routes.written.insert(begin);
 }
 
@@ -148,8 +184,25 @@ void PromptState::leave(int64_t begin) {
   for (Routes& routes : routes_) routes.written.erase(routes.written.lower_bound(begin), routes.written.end());
 }
 
+void PromptState::leave_captured(int64_t begin) {
+  for (Slot& slot : slots_) {
+    for (auto& boundaries : slot.carried) {
+      for (auto border = boundaries.upper_bound(begin); border != boundaries.end(); ++border) border->second.adjoint.reset();
+    }
+  }
+}
+
+void PromptState::drop_blocks_from(int64_t position) {
+  for (Slot& slot : slots_) {
+    if (!slot.window) continue;
+    for (Rows& rows : slot.rows) std::erase_if(rows.blocks, [&](const Block& block) { return block.begin >= position; });
+  }
+}
+
+bool PromptState::is_current(const core::model::Decoder& decoder) const { return decoder.weights_version() == weights_version_; }
+
 void PromptState::check_weights(const core::model::Decoder& decoder) const {
-  if (weights_version(decoder) != weights_version_) {
+  if (!is_current(decoder)) {
     throw ConfigError(
         "the prompt state was made by other weights than the model has now: capture the prompt again after "
         "an optimizer step");

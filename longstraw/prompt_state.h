@@ -6,11 +6,12 @@
 // node is one block. A sibling writes over the range of the node that was left before it. A slot with a window has a block
 // for each node instead, so that what no later token can see is let go of: of a long prompt that needs no gradient it keeps
 // the window and one segment. The adjoint (gradient of the loss by the state) of rows is a buffer for the tokens from
-// `adjoint_begin` on, added to in place. Carried values are kept at the borders of the path's nodes, each with its own
-// adjoint. Adjoints are wide (float32, float64 in a float64 run) whatever the state's dtype.
+// `adjoint_begin` on, added to in place; it is there from open_adjoint to close_adjoint, so that a state that waits for its
+// sweep costs no adjoint. Carried values are kept at the borders of the path's nodes, each with its own adjoint. Adjoints are
+// wide (float32, float64 in a float64 run) whatever the state's dtype.
 //
 // Beside the state it remembers the discrete choices that a recompute must repeat: the experts of every token from
-// `adjoint_begin` on (earlier ones are not recomputed), and a hash of each segment's selection of keys.
+// `choices_begin` on (earlier ones are not recomputed), and a hash of each segment's selection of keys.
 
 #include "core/model/decoder.h"
 
@@ -26,10 +27,16 @@ namespace longstraw {
 
 class PromptState {
  public:
-  // Room for positions 0 … capacity-1, with an adjoint for positions adjoint_begin … capacity-1.
-  PromptState(const core::model::Decoder& decoder, int64_t capacity, int64_t adjoint_begin);
+  // Room for positions 0 … capacity-1; choices are remembered of positions choices_begin … capacity-1. Without an adjoint.
+  PromptState(const core::model::Decoder& decoder, int64_t capacity, int64_t choices_begin);
 
   int64_t capacity() const { return capacity_; }
+  // Makes room for positions up to `capacity`-1, where there is less; one slot's rows at a time exist twice meanwhile.
+  void reserve(int64_t capacity);
+
+  // An adjoint for positions adjoint_begin … capacity-1, of any content: zero_adjoint comes before it is added to.
+  void open_adjoint(int64_t adjoint_begin);
+  void close_adjoint();  // lets go of all adjoints, of rows and of carried values
   int64_t adjoint_begin() const { return adjoint_begin_; }
 
   int64_t kinds_of_rows(int64_t slot) const { return static_cast<int64_t>(slots_.at(slot).rows.size()); }
@@ -65,9 +72,14 @@ class PromptState {
 
   // The sweep has left the node whose first token stands at `begin`: the carried values it made go, and its choices.
   void leave(int64_t begin);
+  // The same, when what the node made is to be read again: only the adjoints of the carried values go.
+  void leave_captured(int64_t begin);
+  // Windowed slots drop the blocks of nodes that began at `position` or after it.
+  void drop_blocks_from(int64_t position);
 
   // The state belongs to the weights that made it: throws if they have changed since (an optimizer step, a load).
   void check_weights(const core::model::Decoder& decoder) const;
+  bool is_current(const core::model::Decoder& decoder) const;
 
   // Bytes of rows, carried values and routes held now, and of their adjoints.
   int64_t state_bytes() const;
@@ -81,7 +93,9 @@ class PromptState {
   };
   struct Rows {
     std::vector<Block> blocks;  // in order of position; without a window one, [heads, capacity, width]
-    at::Tensor adjoint;         // [heads, capacity - adjoint_begin, width]; undefined for rows without one
+    int64_t heads = 0, width = 0;
+    bool wants_adjoint = true;
+    at::Tensor adjoint;  // [heads, capacity - adjoint_begin, width]; undefined when closed
   };
   struct Boundary {
     at::Tensor value;
@@ -96,13 +110,15 @@ class PromptState {
 
   std::vector<Slot> slots_;
   struct Routes {
-    at::Tensor chosen;          // [capacity - adjoint_begin, k]
+    at::Tensor chosen;          // [capacity - choices_begin, k]
     std::set<int64_t> written;  // first positions of the segments that are in it
   };
   std::vector<Routes> routes_;  // by router
   at::ScalarType wide_;
+  at::Device device_;
   int64_t capacity_;
-  int64_t adjoint_begin_;
+  int64_t choices_begin_;
+  int64_t adjoint_begin_;  // capacity when closed
   uint64_t weights_version_;
 };
 

@@ -12,13 +12,11 @@ class Builder {
  public:
   Builder(const core::data::Batch& batch, const LongstrawConfig& config) : batch_(batch), config_(config) {}
 
-  TokenTree build() {
-    std::vector<int64_t> all(batch_.size());
-    std::iota(all.begin(), all.end(), 0);
+  TokenTree build(const std::vector<int64_t>& prompts) {
     TokenTree tree;
     tree.root = std::make_unique<Node>();
     tree.root->adjoint_from = INT64_MAX;
-    extend(*tree.root, all);
+    extend(*tree.root, prompts);
     tree.adjoint_begin = INT64_MAX;
     summarise(*tree.root, tree);
     tree.adjoint_begin = std::min(tree.adjoint_begin, tree.state_tokens);
@@ -142,6 +140,14 @@ int64_t gradient_cut(int64_t prompt_tokens, const LongstrawConfig& config) {
   return 0;
 }
 
-TokenTree build_token_tree(const core::data::Batch& batch, const LongstrawConfig& config) { return Builder(batch, config).build(); }
+TokenTree build_token_tree(const core::data::Batch& batch, const LongstrawConfig& config) {
+  std::vector<int64_t> all(batch.size());
+  std::iota(all.begin(), all.end(), 0);
+  return build_token_tree(batch, all, config);
+}
+
+TokenTree build_token_tree(const core::data::Batch& batch, const std::vector<int64_t>& prompts, const LongstrawConfig& config) {
+  return Builder(batch, config).build(prompts);
+}
 
 }  // namespace longstraw

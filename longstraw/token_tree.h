@@ -50,6 +50,8 @@ struct TokenTree {
 };
 
 TokenTree build_token_tree(const core::data::Batch& batch, const LongstrawConfig& config);
+// Of these prompts of `batch` alone.
+TokenTree build_token_tree(const core::data::Batch& batch, const std::vector<int64_t>& prompts, const LongstrawConfig& config);
 
 // First position with a gradient for a prompt of `prompt_tokens` tokens.
 int64_t gradient_cut(int64_t prompt_tokens, const LongstrawConfig& config);

@@ -28,9 +28,11 @@ struct TrainerOptions {
 };
 
 // The GRPO gradient of `batch`. Runs a scoring pass first where the objective needs one. Seconds: capture, replay, sweep, total
-// (and scoring). Bytes: peak_bytes (measured, above the weights), planned_peak_bytes and the plan's categories. Facts: tree and
-// recompute counts; recompute_mismatches is 0 in a run that repeated its captured state bit for bit; captured_tokens counts
-// prompt tokens that this call ran forward for their state, so it is 0 where all were captured before.
+// (and scoring). Bytes: peak_bytes (measured, above the weights, captured prompts included), planned_peak_bytes and the plan's
+// categories. Facts: tree and recompute counts; recompute_mismatches is 0 in a run that repeated its captured state bit for bit;
+// captured_tokens counts prompt tokens that this call ran forward for their state, so it is 0 where all were captured before,
+// reused_tokens those whose state was there, kept_tokens and recomputed_tokens those that a gradient was walked back over, with
+// the graph of their capture or with a new one; stale_prompts counts captured prompts of other weights than the model has now.
 core::model::StepGradient longstraw_gradient(const core::model::Decoder& decoder, const core::data::Batch& batch,
                                              const TrainerOptions& options);
 
@@ -38,7 +40,8 @@ core::model::StepGradient longstraw_gradient(const core::model::Decoder& decoder
 core::model::StepGradient longstraw_gradient(const core::model::Decoder& decoder, const core::data::Batch& batch,
                                              const TokenObjective& objective, const TrainerOptions& options);
 
-// Log-probs and entropies of the batch's responses, without autograd, over the same prompt state that training uses.
+// Log-probs of the batch's responses, without autograd, over the same prompt state that training uses; with options.entropy, or
+// where the objective needs them, entropies too.
 core::model::TokenScores longstraw_scores(const core::model::Decoder& decoder, const core::data::Batch& batch,
                                           const TrainerOptions& options);
 
