@@ -1,5 +1,6 @@
 // The reference's gradient against differences of its own loss: autograd and the objective together, with no oracle but
 // the loss itself.
+#include "core/config/load.h"
 #include "reference/gradient.h"
 #include "reference/objective.h"
 #include "tests/support/closeness.h"
@@ -73,10 +74,14 @@ double slope(const Decoder& decoder, const Batch& batch, const reference::Refere
 // Relative to the whole gradient, of order 0.1 to 10, since a direction may be nearly at a right angle to it.
 constexpr double kStep = 1e-4, kBound = 1e-10;
 
-void expect_slopes(const Decoder& decoder, const Batch& batch) {
+reference::ReferenceOptions clipped_with_kl() {
   reference::ReferenceOptions options;
   options.objective.beta = 0.1;
   options.temperature = 0.8;
+  return options;
+}
+
+void expect_slopes(const Decoder& decoder, const Batch& batch, const reference::ReferenceOptions& options) {
   const auto step = reference::reference_gradient(decoder, batch, options);
   double norm = 0.0;
   for (const auto& gradient : step.gradients) norm = std::hypot(norm, gradient.norm().item<double>());
@@ -106,7 +111,7 @@ TEST(FiniteDifference, GradientIsTheSlopeOfTheLossInRandomDirections) {
     SCOPED_TRACE(model_type);
     const auto decoder = test::tiny_decoder(
         test::tiny_config({{"model_type", model_type}, {"head_dim", 8}, {"tie_word_embeddings", true}}), at::kDouble);
-    expect_slopes(*decoder, random_batch(3));
+    expect_slopes(*decoder, random_batch(3), clipped_with_kl());
   }
 }
 
@@ -114,11 +119,36 @@ class FiniteDifferenceOfFamily : public testing::TestWithParam<std::string> {};
 
 TEST_P(FiniteDifferenceOfFamily, GradientIsTheSlopeOfTheLossInRandomDirections) {
   const auto decoder = core::model::load_decoder(test::golden_folder(GetParam()), at::kDouble, at::kCPU);
-  expect_slopes(*decoder, random_batch(3, decoder->architecture().vocab));
+  expect_slopes(*decoder, random_batch(3, decoder->architecture().vocab), clipped_with_kl());
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, FiniteDifferenceOfFamily, testing::ValuesIn(test::golden_families()),
                          [](const auto& info) { return info.param; });
+
+// Those of which the gradient is a slope: cispo's is not, its ratio being a constant.
+TEST(FiniteDifference, EveryKindOfObjectiveHasItsSlope) {
+  const auto decoder = test::tiny_decoder(test::tiny_config(), at::kDouble);
+  Batch batch = random_batch(3);
+  for (auto& group : batch) {
+    for (auto& response : group.responses) {
+      for (size_t t = 0; t < response.completion_ids.size(); ++t) {
+        (*response.old_logprobs)[t] = -3.4 - 0.02 * double(t);  // nearer, for ratios of whole responses
+      }
+      response.completion_mask.emplace(response.completion_ids.size(), 1);
+    }
+  }
+  (*batch[1].responses[1].completion_mask)[2] = 0;
+  for (const char* objective :
+       {"{loss_type: gspo, entropy_coef: 0.3}", "{loss_type: gmpo, dialect: verl, kl: k2, beta: 0.1}", "{loss_type: rloo}",
+        "{loss_type: sapo, importance_sampling_level: sequence, dialect: verl, entropy_coef: 0.3}",
+        "{loss_type: dr_grpo, top_entropy_quantile: 0.4, entropy_coef: 0.3}", "{loss_type: reinforce, kl_in: reward, beta: 0.1}"}) {
+    SCOPED_TRACE(objective);
+    reference::ReferenceOptions options;
+    options.objective = core::config::load_text<core::objective::ObjectiveConfig>(objective, "objective");
+    options.max_completion_length = 8;
+    expect_slopes(*decoder, batch, options);
+  }
+}
 
 TEST(FiniteDifference, TheDetachedGradientIsNotTheSlope) {
   const auto decoder = test::tiny_decoder(test::tiny_config(), at::kDouble);

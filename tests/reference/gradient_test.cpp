@@ -114,6 +114,53 @@ TEST(ReferenceGradient, TemperatureDividesTheLogits) {
   }
 }
 
+TEST(ReferenceGradient, ScoresAreTheGradientsOwnBitForBit) {
+  const auto decoder = test::tiny_decoder(test::tiny_config(), at::kFloat);
+  const Batch batch = rewarded_batch();
+  reference::ReferenceOptions options;
+  options.temperature = 0.7;
+  EXPECT_TRUE(reference::reference_scores(*decoder, batch, options).entropies.empty());
+  EXPECT_TRUE(reference::reference_gradient(*decoder, batch, options).entropies.empty());
+  options.entropy = true;
+  const auto scores = reference::reference_scores(*decoder, batch, options);
+  const auto step = reference::reference_gradient(*decoder, batch, options);
+  EXPECT_EQ(scores.logprobs, step.logprobs);
+  EXPECT_EQ(scores.entropies, step.entropies);
+  options.objective.entropy_coef = 0.1;
+  EXPECT_EQ(reference::reference_gradient(*decoder, batch, options).entropies, scores.entropies) << "with their graph";
+}
+
+TEST(ReferenceGradient, EntropiesAreThoseOfTheDividedLogits) {
+  const auto decoder = test::tiny_decoder(test::tiny_config(), at::kDouble);
+  const Batch batch = rewarded_batch();
+  const at::NoGradGuard guard;
+  reference::ReferenceOptions options{.temperature = 0.5, .entropy = true};
+  const auto scores = reference::reference_scores(*decoder, batch, options);
+  const at::Tensor logits =
+      reference::response_logits(*decoder, batch[0].prompt_ids, batch[0].responses[2].completion_ids, {13, 20}, {});
+  const at::Tensor p = at::softmax(logits * 2, -1);
+  for (int64_t t = 0; t < p.size(0); ++t) {
+    EXPECT_NEAR(scores.entropies[0][2][size_t(t)], at::special_entr(p[t]).sum().item<double>(), 1e-14);  // of at most log 32
+  }
+}
+
+TEST(ReferenceGradient, AKlInTheRewardOfAnOnPolicyBatchIsScoredFirst) {
+  const auto decoder = test::tiny_decoder(test::tiny_config(), at::kDouble);
+  Batch batch = rewarded_batch();
+  for (auto& response : batch[0].responses) response.ref_logprobs.emplace(response.completion_ids.size(), -3.0);
+  reference::ReferenceOptions options;
+  options.objective.beta = 0.1;
+  options.objective.kl_in = core::objective::KlPlace::kReward;
+  const auto scored = reference::reference_gradient(*decoder, batch, options);
+  EXPECT_GT(scored.seconds.at("scoring"), 0.0);
+  const auto scores = reference::reference_scores(*decoder, batch, options);
+  for (size_t member = 0; member < 3; ++member) batch[0].responses[member].old_logprobs = scores.logprobs[0][member];
+  const auto given = reference::reference_gradient(*decoder, batch, options);
+  EXPECT_EQ(given.seconds.count("scoring"), 0u);
+  EXPECT_EQ(scored.advantages, given.advantages);
+  EXPECT_EQ(test::gradient_error(*decoder, scored.gradients, given.gradients).whole, 0.0);
+}
+
 TEST(ReferenceGradient, RefusesWhatTheModelCannotRead) {
   const auto decoder = test::tiny_decoder(test::tiny_config(), at::kFloat);
   Batch batch = rewarded_batch();

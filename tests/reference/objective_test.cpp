@@ -3,6 +3,7 @@
 
 #include "core/base/errors.h"
 #include "core/config/enums.h"
+#include "core/config/load.h"
 #include "tests/support/closeness.h"
 #include "tests/support/objective_golden.h"
 
@@ -224,6 +225,43 @@ TEST(ReferenceObjective, KlWithoutReferenceLogprobsIsRefused) {
   config.beta = 0.1;
   const Batch batch = one_response({-1.0}, 1.0);
   EXPECT_THROW(reference::BatchObjective(batch, config, 1), ConfigError);
+}
+
+TEST(ReferenceObjective, RefusesWhatHasNoDefinition) {
+  Batch batch = rewarded({1.0, 0.0});
+  const auto refuses = [&](const char* objective) {
+    const auto config = core::config::load_text<ObjectiveConfig>(objective, "objective");
+    EXPECT_THROW(reference::BatchObjective(batch, config, 1), ConfigError) << objective;
+  };
+  refuses("{kl_in: reward, beta: 0.1}");
+  refuses("{top_entropy_quantile: 0.5}");
+  refuses("{loss_type: gmpo, importance_sampling_correction: token_mask}");
+  refuses("{multi_objective_aggregation: normalize_then_sum, advantage_estimator: rloo}");
+  refuses("{multi_objective_aggregation: normalize_then_sum, kl_in: reward, beta: 0.1}");
+  for (auto& response : batch[0].responses) response.reward_parts = {1.0, 2.0};
+  refuses("{reward_weights: [1.0]}");
+  batch[0].responses[1].reward_parts = {1.0};
+  refuses("{multi_objective_aggregation: normalize_then_sum}");
+}
+
+TEST(ReferenceObjective, EqualPartsGiveExactlyZeroAndSoDoesARewardBesideAGivenAdvantage) {
+  ObjectiveConfig config;
+  config.multi_objective_aggregation = core::objective::RewardAggregation::kNormalizeThenSum;
+  Batch batch = rewarded({0.1, 0.1, 0.1});
+  for (auto& response : batch[0].responses) response.reward_parts = {0.1, std::nullopt};
+  batch.push_back(rewarded({1.0, 0.0})[0]);
+  for (auto& response : batch[1].responses) response.reward_parts = {*response.reward, 0.25};
+  const auto got = reference::advantages(batch, config);
+  EXPECT_EQ(got[0], std::vector<double>(3, 0.0));
+  EXPECT_GT(got[1][0], 0.0);
+
+  config = {};
+  config.scale_rewards = ScaleRewards::kBatch;
+  batch = rewarded({1.0, 0.0});
+  const auto alone = reference::advantages(batch, config)[0];
+  batch.push_back(rewarded({100.0, -100.0})[0]);
+  for (auto& response : batch[1].responses) response.advantage = 0.5;
+  EXPECT_EQ(reference::advantages(batch, config)[0], alone) << "a reward that decides nothing decided";
 }
 
 }  // namespace
