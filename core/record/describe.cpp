@@ -51,7 +51,8 @@ nlohmann::json describe(const std::string& path) {
                         {"closed", record.closed()},
                         {"header", describe_header(record.header())},
                         {"steps", nlohmann::json::array()},
-                        {"reward_rows", record.rewards().size()}};
+                        {"reward_rows", record.rewards().size()},
+                        {"metrics_rows", record.metrics().size()}};
   for (const std::int64_t step : record.steps()) result["steps"].push_back(describe_step(record, step));
   return result;
 }

@@ -47,8 +47,15 @@ struct JournaledFile::Driver : H5FD_t {
   static H5FD_t* open(const char* name, unsigned, hid_t, haddr_t) {
     const int fd = ::dup(std::atoi(name));
     if (fd < 0) return nullptr;
+    struct stat status {};
+    if (::fstat(fd, &status) != 0) {
+      ::close(fd);
+      return nullptr;
+    }
     auto* driver = new Driver();
     driver->fd = fd;
+    // Of a reopened file nothing may change until it is known how much of it is committed.
+    driver->eof = driver->committed_end = static_cast<haddr_t>(status.st_size);
     return driver;
   }
 
@@ -208,26 +215,64 @@ const H5FD_class_t& journaled_driver() {
   return driver;
 }
 
+namespace {
+
+using hdf5::Doing;
+
+hdf5::Handle access_list(const std::string& where) {
+  static const hid_t driver_id = H5FDregister(&journaled_driver());
+  hdf5::Handle access(H5Pcreate(H5P_FILE_ACCESS), &H5Pclose, Doing::kWriting, where);
+  hdf5::check(H5Pset_driver(access.id(), driver_id, nullptr), Doing::kWriting, where);
+  hdf5::check(H5Pset_fclose_degree(access.id(), H5F_CLOSE_STRONG), Doing::kWriting, where);
+  // The 1.8 format: attributes beyond 64 KiB (a long config), no open-for-write mark that a crash would leave behind.
+  hdf5::check(H5Pset_libver_bounds(access.id(), H5F_LIBVER_V18, H5F_LIBVER_V18), Doing::kWriting, where);
+  return access;
+}
+
+}  // namespace
+
 JournaledFile::JournaledFile(const std::string& path, JournalOptions options) : path_(path), options_(std::move(options)) {
   hdf5::silence();
-  const std::string where = "record " + path;
-  const std::string partial = partial_path(path);
+  if (options_.reopen) {
+    reopen();
+  } else {
+    create();
+  }
+}
+
+void JournaledFile::create() {
+  const std::string where = "record " + path_;
+  const std::string partial = partial_path(path_);
   const Descriptor fd = open_partial(partial.c_str());
   if (fd.get() < 0) {
     throw IoError(errno == EWOULDBLOCK ? where + ": another process is writing " + partial
                                        : fmt::format("{}: can't create {}: {}", where, partial, reason(errno)));
   }
-  using hdf5::Doing;
-  static const hid_t driver_id = H5FDregister(&journaled_driver());
-  const hdf5::Handle access(H5Pcreate(H5P_FILE_ACCESS), &H5Pclose, Doing::kWriting, where);
-  hdf5::check(H5Pset_driver(access.id(), driver_id, nullptr), Doing::kWriting, where);
-  hdf5::check(H5Pset_fclose_degree(access.id(), H5F_CLOSE_STRONG), Doing::kWriting, where);
-  // The 1.8 format: attributes beyond 64 KiB (a long config), no open-for-write mark that a crash would leave behind.
-  hdf5::check(H5Pset_libver_bounds(access.id(), H5F_LIBVER_V18, H5F_LIBVER_V18), Doing::kWriting, where);
-  file_ = hdf5::Handle(H5Fcreate(std::to_string(fd.get()).c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.id()), &H5Fclose,
-                       Doing::kWriting, where);
+  const hdf5::Handle access = access_list(where);
+  take({H5Fcreate(std::to_string(fd.get()).c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.id()), &H5Fclose, Doing::kWriting, where},
+       access);
+}
+
+void JournaledFile::reopen() {
+  const std::string where = "record " + path_;
+  recover(path_);
+  const Descriptor fd(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
+  if (fd.get() < 0) throw IoError(fmt::format("{}: can't be opened for writing: {}", where, reason(errno)));
+  // A journal that recover() left is that of a process that holds the file, or held it until just now.
+  if (locked_by_another(fd.get(), LOCK_EX) || ::access(journal_path(path_).c_str(), F_OK) == 0) {
+    throw IoError(where + ": another process reads or writes it");
+  }
+  const hdf5::Handle access = access_list(where);
+  take({H5Fopen(std::to_string(fd.get()).c_str(), H5F_ACC_RDWR, access.id()), &H5Fclose, Doing::kReading, where}, access);
+  published_ = true;
+  // What a killed writer appended behind the committed end is overwritten.
+  if (driver_->pages.empty()) driver_->committed_end = driver_->eoa;
+}
+
+void JournaledFile::take(hdf5::Handle file, const hdf5::Handle& access) {
+  file_ = std::move(file);
   void* driver = nullptr;
-  hdf5::check(H5Fget_vfd_handle(file_.id(), access.id(), &driver), Doing::kWriting, where);
+  hdf5::check(H5Fget_vfd_handle(file_.id(), access.id(), &driver), Doing::kWriting, "record " + path_);
   driver_ = static_cast<Driver*>(driver);
   driver_->owner = this;
 }

@@ -23,6 +23,7 @@
 namespace longstraw::core::record {
 
 struct JournalOptions {
+  bool reopen = false;  // go on with the file that is there, as its last commit left it
   bool durable = true;  // fsync at each commit: survives a power cut, not only a killed process
   // Called before each step that changes the disk; for tests that stop the process there.
   std::function<void()> before_write = {};
@@ -31,7 +32,9 @@ struct JournalOptions {
 // One file being created. Not for several threads.
 class JournaledFile {
  public:
-  // Creates `path`.partial. IoError when that can't be created or another process writes it.
+  // Creates `path`.partial. IoError when that can't be created or another process writes it. With `reopen`: heals and locks
+  // `path` itself; IoError also when another process reads it, FormatError when it is no HDF5 file or cut short. What is freed in a
+  // file that was reopened is used again: through memory and the journal, so close and reopen after freeing much.
   JournaledFile(const std::string& path, JournalOptions options);
   // Drops what was not committed; without any commit nothing is left on disk.
   ~JournaledFile();
@@ -50,6 +53,9 @@ class JournaledFile {
  private:
   struct Driver;
   void publish(Driver& driver);
+  void create();
+  void reopen();
+  void take(hdf5::Handle file, const hdf5::Handle& access);
 
   std::string path_;
   JournalOptions options_;

@@ -5,14 +5,14 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <sstream>
 
 #include "core/base/errors.h"
 #include "core/record/gradient_reader.h"
 #include "core/record/hdf5.h"
+#include "core/record/header.h"
+#include "core/record/metrics.h"
 #include "core/record/opened_file.h"
 #include "core/record/responses.h"
 #include "core/record/rewards.h"
@@ -21,49 +21,6 @@ namespace longstraw::core::record {
 
 using hdf5::Doing;
 using hdf5::Handle;
-
-namespace {
-
-constexpr std::array<const char*, 14> kHeaderNames{"format",        "format_version", "arm",           "config",     "model_sha256",
-                                                   "data_sha256",   "dtype",          "device",        "world_size", "seed",
-                                                   "torch_version", "git_commit",     "deterministic", "closed"};
-
-RecordHeader read_header(hid_t file, const std::string& where) {
-  const auto text = [&](const char* name) { return hdf5::read_text_attribute(file, name, where); };
-  if (!hdf5::has_attribute(file, "format") || text("format") != kFormat) {
-    throw FormatError(fmt::format("{}: is an HDF5 file but no record (attribute format is not {})", where, kFormat));
-  }
-  const std::int64_t version = hdf5::read_int_attribute(file, "format_version", where);
-  if (version < 1 || version > kFormatVersion) {
-    throw FormatError(fmt::format("{}: format_version {}, this program reads up to {}", where, version, kFormatVersion));
-  }
-  RecordHeader h;
-  h.arm = text("arm");
-  h.config_yaml = text("config");
-  h.model_sha256 = text("model_sha256");
-  h.data_sha256 = text("data_sha256");
-  h.dtype = text("dtype");
-  h.device = text("device");
-  h.world_size = hdf5::read_int_attribute(file, "world_size", where);
-  h.seed = hdf5::read_int_attribute(file, "seed", where);
-  h.torch_version = text("torch_version");
-  h.git_commit = text("git_commit");
-  h.deterministic = hdf5::read_int_attribute(file, "deterministic", where) != 0;
-  for (const auto& name : hdf5::attribute_names(file, where)) {
-    const bool own = std::any_of(kHeaderNames.begin(), kHeaderNames.end(), [&](const char* n) { return name == n; });
-    if (!own) h.extra[name] = text(name.c_str());
-  }
-  return h;
-}
-
-std::int64_t parse_step(const std::string& name, const std::string& where) {
-  const bool digits =
-      !name.empty() && name.size() < 19 && std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
-  if (!digits) throw FormatError(fmt::format("{}: /steps/{}: expected a step number", where, name));
-  return std::stoll(name);
-}
-
-}  // namespace
 
 struct RecordReader::Impl {
   explicit Impl(const std::string& path);
@@ -90,7 +47,7 @@ RecordReader::Impl::Impl(const std::string& record_path) : path(record_path), fi
   header = read_header(file.id(), place);
   closed = hdf5::read_int_attribute(file.id(), "closed", place) != 0;
   steps = hdf5::open_group(file.id(), "steps", place + ": ");
-  for (const auto& name : hdf5::link_names(steps.id(), place + ": /steps")) step_groups[parse_step(name, place)] = name;
+  for (const auto& name : hdf5::link_names(steps.id(), place + ": /steps")) step_groups[step_number(name, place)] = name;
 }
 
 template <class T, class Read>
@@ -184,6 +141,10 @@ std::map<std::string, std::int64_t> RecordReader::checks(std::int64_t step) cons
 }
 
 std::vector<RewardRow> RecordReader::rewards() const { return read_reward_rows(impl_->file.id(), "record " + impl_->path + ": "); }
+
+std::vector<MetricsRow> RecordReader::metrics() const {
+  return read_metrics_rows(impl_->file.id(), "record " + impl_->path + ": ");
+}
 
 bool is_being_written(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);

@@ -66,6 +66,7 @@ class RecordReader {
   std::map<std::string, double> timing(std::int64_t step) const;
   std::map<std::string, std::int64_t> checks(std::int64_t step) const;  // empty when absent
   std::vector<RewardRow> rewards() const;
+  std::vector<MetricsRow> metrics() const;  // rising steps
 
  private:
   struct Impl;

@@ -65,6 +65,14 @@ struct RewardRow {
   bool operator==(const RewardRow&) const = default;
 };
 
+// One row of the table of metrics: figures of a step by name. One that is not a number counts as missing.
+struct MetricsRow {
+  std::int64_t step = 0;
+  std::map<std::string, double> values;
+
+  bool operator==(const MetricsRow&) const = default;
+};
+
 // "000003": names sort as numbers do, up to a million steps.
 std::string step_name(std::int64_t step);
 

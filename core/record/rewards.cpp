@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
 
 #include "core/base/errors.h"
+#include "core/record/columns.h"
 
 namespace longstraw::core::record {
 namespace {
@@ -14,32 +16,7 @@ namespace {
 using hdf5::Doing;
 using hdf5::Handle;
 
-constexpr hsize_t kRowsPerChunk = 1024;
 constexpr double kMissing = std::numeric_limits<double>::quiet_NaN();
-
-// An empty column that can grow; rows that are not written read as `fill`.
-void create_column(hid_t group, const std::string& name, hid_t type, const void* fill, const std::string& where) {
-  const std::string place = where + "/" + name;
-  const hsize_t none = 0, unlimited = H5S_UNLIMITED, chunk = kRowsPerChunk;
-  const Handle space(H5Screate_simple(1, &none, &unlimited), &H5Sclose, Doing::kWriting, place);
-  const Handle creation(H5Pcreate(H5P_DATASET_CREATE), &H5Pclose, Doing::kWriting, place);
-  hdf5::check(H5Pset_chunk(creation.id(), 1, &chunk), Doing::kWriting, place);
-  if (fill != nullptr) hdf5::check(H5Pset_fill_value(creation.id(), type, fill), Doing::kWriting, place);
-  const Handle dataset(H5Dcreate2(group, name.c_str(), type, space.id(), H5P_DEFAULT, creation.id(), H5P_DEFAULT), &H5Dclose,
-                       Doing::kWriting, place);
-}
-
-void append_values(hid_t group, const std::string& name, hsize_t old_count, hsize_t added, hid_t memory_type, const void* values,
-                   const std::string& where) {
-  const std::string place = where + "/" + name;
-  const Handle dataset(H5Dopen2(group, name.c_str(), H5P_DEFAULT), &H5Dclose, Doing::kWriting, place);
-  const hsize_t count = old_count + added;
-  hdf5::check(H5Dset_extent(dataset.id(), &count), Doing::kWriting, place);
-  const Handle file_space(H5Dget_space(dataset.id()), &H5Sclose, Doing::kWriting, place);
-  hdf5::check(H5Sselect_hyperslab(file_space.id(), H5S_SELECT_SET, &old_count, nullptr, &added, nullptr), Doing::kWriting, place);
-  const Handle memory_space(H5Screate_simple(1, &added, nullptr), &H5Sclose, Doing::kWriting, place);
-  hdf5::check(H5Dwrite(dataset.id(), memory_type, memory_space.id(), file_space.id(), H5P_DEFAULT, values), Doing::kWriting, place);
-}
 
 void create_table(hid_t file, const std::string& where) {
   const std::string place = where + "/rewards";
@@ -129,6 +106,27 @@ std::vector<RewardRow> read_reward_rows(hid_t file, const std::string& where) {
     });
   }
   return rows;
+}
+
+void drop_reward_rows(hid_t file, std::int64_t from_step, const std::string& where) {
+  const auto rows = read_reward_rows(file, where);
+  std::vector<RewardRow> kept;
+  for (const auto& row : rows) {
+    if (row.step < from_step) kept.push_back(row);
+  }
+  if (kept.size() == rows.size()) return;
+  // Rows mostly come in the order of their steps: then those that stay are the first ones.
+  const bool first =
+      std::equal(kept.begin(), kept.end(), rows.begin(), [](const auto& a, const auto& b) { return a.step == b.step; });
+  const std::string place = where + "/rewards";
+  const auto group = hdf5::open_group(file, "rewards", where);
+  const auto parts = hdf5::open_group(group.id(), "parts", place);
+  const hsize_t count = first ? kept.size() : 0;
+  for (const auto& name : hdf5::link_names(group.id(), place)) {
+    if (name != "parts") keep_rows(group.id(), name, count, place);
+  }
+  for (const auto& name : hdf5::link_names(parts.id(), place)) keep_rows(parts.id(), name, count, place + "/parts");
+  if (!first) append_reward_rows(file, kept, where);
 }
 
 }  // namespace longstraw::core::record

@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <chrono>
 #include <filesystem>
 
 #include "core/base/errors.h"
 #include "core/record/hdf5.h"
+#include "core/record/header.h"
 #include "core/record/journaled_file.h"
+#include "core/record/metrics.h"
 #include "core/record/reader.h"
 #include "core/record/responses.h"
 #include "core/record/rewards.h"
@@ -21,10 +24,25 @@ using hdf5::Handle;
 std::string step_name(std::int64_t step) { return fmt::format("{:06}", step); }
 
 struct RecordWriter::Impl {
+  using Clock = std::chrono::steady_clock;
+
+  void open(bool existing);
+  void go_on(const RecordHeader& header, std::int64_t from_step);
+  bool drop_steps(std::int64_t from_step);
+  void commit();
+  void rows_added();
+  void require_open() const {
+    if (file == nullptr) throw ConfigError(where + ": is closed");
+  }
+
+  std::string path;
   std::string where;
+  WriterOptions options;
   std::unique_ptr<JournaledFile> file;
   Handle steps;
+  std::optional<MetricsTable> metrics;
   bool step_open = false;
+  Clock::time_point committed = Clock::now();
 };
 
 struct StepWriter::State {
@@ -45,28 +63,6 @@ namespace {
 
 Handle anonymous_group(hid_t file, const std::string& where) {
   return {H5Gcreate_anon(file, H5P_DEFAULT, H5P_DEFAULT), &H5Gclose, Doing::kWriting, where};
-}
-
-void write_header(hid_t file, const RecordHeader& h, const std::string& where) {
-  const auto text = [&](const char* name, const std::string& value) { hdf5::write_attribute(file, name, value, where); };
-  text("format", kFormat);
-  hdf5::write_attribute(file, "format_version", kFormatVersion, where);
-  text("arm", h.arm);
-  text("config", h.config_yaml);
-  text("model_sha256", h.model_sha256);
-  text("data_sha256", h.data_sha256);
-  text("dtype", h.dtype);
-  text("device", h.device);
-  hdf5::write_attribute(file, "world_size", h.world_size, where);
-  hdf5::write_attribute(file, "seed", h.seed, where);
-  text("torch_version", h.torch_version);
-  text("git_commit", h.git_commit);
-  hdf5::write_attribute(file, "deterministic", std::int64_t{h.deterministic}, where);
-  hdf5::write_attribute(file, "closed", std::int64_t{0}, where);
-  for (const auto& [name, value] : h.extra) {
-    if (hdf5::has_attribute(file, name)) throw ConfigError(fmt::format("{}: attribute {} is the header's own", where, name));
-    text(name.c_str(), value);
-  }
 }
 
 // Attributes of a group of their own: objective, memory, timing, checks. `required` may be null.
@@ -178,29 +174,82 @@ void StepWriter::commit() {
   if (!s.has_timing) throw ConfigError(s.where + "/timing: missing (total)");
   if (!s.responses.empty()) write_responses(s.group.id(), s.responses, s.where);
   hdf5::check(H5Olink(s.group.id(), s.record->steps.id(), s.name.c_str(), H5P_DEFAULT, H5P_DEFAULT), Doing::kWriting, s.where);
-  s.record->file->commit();
+  s.record->commit();
   state_.reset();
+}
+
+void RecordWriter::Impl::open(bool existing) {
+  file = std::make_unique<JournaledFile>(
+      path, JournalOptions{.reopen = existing, .durable = options.durable, .before_write = options.before_write});
+}
+
+// True when there were some.
+bool RecordWriter::Impl::drop_steps(std::int64_t from_step) {
+  bool dropped = false;
+  for (const auto& name : hdf5::link_names(steps.id(), where + ": /steps")) {
+    if (step_number(name, where) < from_step) continue;
+    hdf5::check(H5Ldelete(steps.id(), name.c_str(), H5P_DEFAULT), Doing::kWriting, where + ": /steps/" + name);
+    dropped = true;
+  }
+  return dropped;
+}
+
+void RecordWriter::Impl::go_on(const RecordHeader& header, std::int64_t from_step) {
+  open(true);
+  check_same_inputs(read_header(file->id(), where), header, where);
+  steps = hdf5::open_group(file->id(), "steps", where + ": ");
+  const bool dropped = drop_steps(from_step);
+  drop_reward_rows(file->id(), from_step, where + ": ");
+  metrics.emplace(file->id(), where + ": ");
+  metrics->drop(from_step);
+  replace_header(file->id(), header, where);
+  commit();
+  if (!dropped) return;
+  // New gradients in the room of old ones would pass through the journal: let HDF5 forget that room.
+  metrics.reset();
+  steps.reset();
+  file->close();
+  open(true);
+  steps = hdf5::open_group(file->id(), "steps", where + ": ");
+  metrics.emplace(file->id(), where + ": ");
+}
+
+void RecordWriter::Impl::commit() {
+  file->commit();
+  committed = Clock::now();
+}
+
+void RecordWriter::Impl::rows_added() {
+  if (step_open) return;
+  if (std::chrono::duration<double>(Clock::now() - committed).count() >= options.rows_wait_seconds) commit();
 }
 
 RecordWriter::RecordWriter(const std::string& path, const RecordHeader& header, WriterOptions options)
     : impl_(std::make_unique<Impl>()) {
+  impl_->path = path;
   impl_->where = "record " + path;
+  impl_->options = std::move(options);
   std::error_code ignored;
   if (std::filesystem::exists(path, ignored)) {
-    if (!options.replace) throw IoError(impl_->where + ": exists already");
+    const bool goes_on = impl_->options.resume_from_step.has_value();
+    if (!impl_->options.replace && !goes_on) throw IoError(impl_->where + ": exists already");
     if (!std::filesystem::is_regular_file(path, ignored)) throw IoError(impl_->where + ": exists and is no file");
     if (is_being_written(path)) throw IoError(impl_->where + ": another process is writing it");
+    if (goes_on) {
+      impl_->go_on(header, *impl_->options.resume_from_step);
+      return;
+    }
   }
-  impl_->file = std::make_unique<JournaledFile>(
-      path, JournalOptions{.durable = options.durable, .before_write = std::move(options.before_write)});
+  impl_->open(false);
   write_header(impl_->file->id(), header, impl_->where);
   impl_->steps = hdf5::create_group(impl_->file->id(), "steps", impl_->where);
+  impl_->metrics.emplace(impl_->file->id(), impl_->where + ": ");
 }
 
 RecordWriter::~RecordWriter() = default;
 
 StepWriter RecordWriter::begin_step(std::int64_t step) {
-  if (impl_->file == nullptr) throw ConfigError(impl_->where + ": is closed");
+  impl_->require_open();
   if (step < 0) throw ConfigError(fmt::format("{}: step {}, expected at least 0", impl_->where, step));
   if (impl_->step_open) throw ConfigError(fmt::format("{}: step {} begins before the last one is committed", impl_->where, step));
   auto state = std::make_unique<StepWriter::State>();
@@ -214,17 +263,30 @@ StepWriter RecordWriter::begin_step(std::int64_t step) {
 }
 
 void RecordWriter::append_rewards(const std::vector<RewardRow>& rows) {
-  if (impl_->file == nullptr) throw ConfigError(impl_->where + ": is closed");
+  impl_->require_open();
   append_reward_rows(impl_->file->id(), rows, impl_->where);
-  if (!impl_->step_open) impl_->file->commit();
+  impl_->rows_added();
+}
+
+void RecordWriter::append_metrics(std::int64_t step, const std::map<std::string, double>& values) {
+  impl_->require_open();
+  impl_->metrics->append(step, values);
+  impl_->rows_added();
+}
+
+void RecordWriter::publish() {
+  impl_->require_open();
+  if (impl_->step_open) throw ConfigError(impl_->where + ": published while a step is open");
+  impl_->commit();
 }
 
 void RecordWriter::close() {
-  if (impl_->file == nullptr) throw ConfigError(impl_->where + ": is closed");
+  impl_->require_open();
   if (impl_->step_open) throw ConfigError(impl_->where + ": closed while a step is open");
   hdf5::check(H5Adelete(impl_->file->id(), "closed"), Doing::kWriting, impl_->where);
   hdf5::write_attribute(impl_->file->id(), "closed", std::int64_t{1}, impl_->where);
   impl_->steps.reset();
+  impl_->metrics.reset();
   impl_->file->close();
   impl_->file.reset();
 }

@@ -33,10 +33,13 @@ struct Sketch;
 
 struct WriterOptions {
   bool replace = false;  // an existing file of this name goes when the first step is committed, not before
-  // Go on with an existing record of the same fixed inputs (FormatError otherwise): its steps and reward rows from this one on
-  // are dropped, the header's other attributes become the new ones. A missing file is begun.
+  // Go on with an existing record of the same arm, model_sha256, data_sha256, seed and dtype (FormatError otherwise): its steps and
+  // its rows of rewards and metrics from this one on are dropped, the header's other attributes become the new ones. A missing file
+  // is begun. IoError when another process reads it.
   std::optional<std::int64_t> resume_from_step = {};
-  bool durable = true;                      // fsync at each commit
+  bool durable = true;  // fsync at each commit
+  // Rows of rewards and metrics are published together, at most so often: a commit is several syncs of the disk. 0: at once.
+  double rows_wait_seconds = 0.0;
   std::function<void()> before_write = {};  // called before each step that changes the disk; for tests
 };
 
@@ -82,8 +85,13 @@ class RecordWriter {
 
   // One step at a time; the writer must outlive it. `step` is new to the record.
   StepWriter begin_step(std::int64_t step);
-  // Published at once when no step is open, else together with the step.
+  // Rows are published together with the step where one is open, else as rows_wait_seconds says.
   void append_rewards(const std::vector<RewardRow>& rows);
+  // The figures of a step, by name; steps do not fall, and a step that is given again has more figures. One that is not a number
+  // reads as missing.
+  void append_metrics(std::int64_t step, const std::map<std::string, double>& values);
+  // Rows that wait are on the disk when it returns.
+  void publish();
   // Marks the record as complete and publishes it. Without close() the record reads as interrupted.
   void close();
 

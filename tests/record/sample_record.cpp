@@ -101,9 +101,9 @@ void write_sample_step(RecordWriter& writer, std::int64_t step) {
   s.commit();
 }
 
-void check_sample_step(const std::string& path, std::int64_t step) {
+void check_sample_step(const std::string& path, std::int64_t step, const RecordHeader& header) {
   const RecordReader record(path);
-  require(record.header() == sample_header(), "header");
+  require(record.header() == header, "header");
   require(record.gradients(step).size() == 2, "gradients");
   check_gradient(record, step, "model.layers.0.self_attn.q_proj.weight", kRows * kColumns);
   check_gradient(record, step, "model.norm.weight", kNorm);

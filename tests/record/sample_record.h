@@ -30,6 +30,6 @@ std::vector<RewardRow> sample_rewards(std::int64_t step);
 // One whole step: two gradients (float32 and float64), responses, objective, memory, timing and reward rows.
 void write_sample_step(RecordWriter& writer, std::int64_t step);
 // Throws std::runtime_error, naming the difference, unless the step reads back as it was written.
-void check_sample_step(const std::string& path, std::int64_t step);
+void check_sample_step(const std::string& path, std::int64_t step, const RecordHeader& header = sample_header());
 
 }  // namespace longstraw::core::record::testing
