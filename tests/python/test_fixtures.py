@@ -2,11 +2,14 @@
 import copy
 import hashlib
 import json
+import math
 import shutil
 
 import golden_layouts
 import hf_oracle
 import make_golden
+import make_objective_golden
+import objective_cases
 import pytest
 import torch
 import transformers
@@ -159,3 +162,35 @@ def test_block_scaled_weights_mean_what_transformers_reads_and_are_near_the_weig
             # the rounding of its scale to 8 bits.
             bound = exact[key].abs() * (2**-4 + 2**-8) + golden_layouts.spread(scale, weight.shape) * 2**-10
             assert ((plain[key] - exact[key]).abs() <= bound).all(), key
+
+
+OBJECTIVE = ROOT / "fixtures/objective"
+
+
+def test_trls_objectives_are_made_again_as_committed_and_a_change_is_seen(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["make_objective_golden.py", "--check"])
+    assert make_objective_golden.main() == 0, capsys.readouterr().out
+    changed = json.loads((OBJECTIVE / "trl.json").read_text())
+    changed["cases"][40]["grad_logprobs"][2][0] += 1e-9
+    (tmp_path / "trl.json").write_text(json.dumps(changed))
+    monkeypatch.setattr(make_objective_golden, "OUTPUT", tmp_path / "trl.json")
+    assert make_objective_golden.main() == 1
+    assert "/cases/40/grad_logprobs/2/0: " in capsys.readouterr().out
+
+
+def test_objective_cases_say_what_they_are_for():
+    """Each file names its versions; clipping, both signs and masks occur, so that a formula without them would be seen."""
+    for path, key in ((OBJECTIVE / "trl.json", "trl"), (OBJECTIVE / "verl.json", "verl")):
+        made = json.loads(path.read_text())
+        assert made[key] and made["torch"] and (ROOT / made["made_by"]).exists()
+        names = [case["name"] for case in made["cases"]]
+        assert len(set(names)) == len(names) > 50
+        for case in made["cases"]:
+            signs = {advantage > 0 for advantage in case["advantages"] if advantage}
+            assert signs == {True, False}, case["name"]
+            assert {0, 1} == {m for row in case["mask"] for m in row}, case["name"]
+            assert case["bound"] in (objective_cases.ROUNDING, 1e-7)
+        clipped = [case for case in made["cases"] if case["name"].endswith("_clipped")]
+        ratios = [math.exp(lp - lo) for case in clipped for a, b, m in zip(case["logprobs"], case["old_logprobs"], case["mask"])
+                  for lp, lo, counts in zip(a, b, m) if counts]
+        assert min(ratios) < 0.8 and max(ratios) > 1.2 and any(0.8 < r < 1.2 for r in ratios)
