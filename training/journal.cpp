@@ -13,6 +13,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+// A killed run loses its rows since the last checkpoint anyway.
+constexpr double kRowsWait = 2.0;
+
 core::record::RecordHeader header_of(const JournalOptions& options) {
   const Settings& settings = options.settings;
   return {.arm = std::string(core::config::name_of(settings.train.arm)),
@@ -59,7 +62,7 @@ Journal::Journal(const JournalOptions& options, const Hooks& hooks)
       log_(options.settings.train.output_dir, options.metrics_bytes, options.settings.train.report_to,
            fs::path(options.settings.train.output_dir).filename().string(), options.settings.config_yaml),
       record_((fs::path(options.settings.train.output_dir) / "record.h5").string(), header_of(options),
-              {.resume_from_step = options.resumed_step + 1}) {
+              {.resume_from_step = options.resumed_step + 1, .rows_wait_seconds = kRowsWait}) {
   if (!options.unlogged.is_array()) return;
   for (const json& step : options.unlogged) {
     Metrics& metrics = unlogged_.emplace_back();
@@ -87,16 +90,21 @@ void Journal::step(int64_t step, const Metrics& metrics, const Metrics& latest) 
   Metrics line = average.take();
   for (const auto& [name, value] : latest) line[name] = value;
   log_.write(step, line);
+  record_.append_metrics(step, line);
   say_step(step, line);
 }
 
 void Journal::evaluation(int64_t step, const Metrics& metrics) {
   log_.write(step, metrics);
+  record_.append_metrics(step, metrics);
   hooks_.say(fmt::format("step {}/{}  evaluation: reward {:.4g}  length {:.1f}", step, total_steps_,
                          of(metrics, "eval_reward", NAN), of(metrics, "eval_completions/mean_length", NAN)));
 }
 
-void Journal::sync() { log_.sync(); }
+void Journal::sync() {
+  log_.sync();
+  record_.publish();
+}
 
 void Journal::close() { record_.close(); }
 

@@ -2,6 +2,7 @@
 
 #include "core/base/errors.h"
 #include "core/base/sha256.h"
+#include "core/data/prepared.h"
 
 #include <fmt/format.h>
 
@@ -12,13 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using core::data::PromptRow;
-
-std::vector<int64_t> encoded(const PromptRow& row, const fs::path& path, const PromptSetOptions& options) {
-  if (row.prompt_ids) return *row.prompt_ids;
-  if (options.tokenizer != nullptr) return options.tokenizer->encode(row.prompt);
-  throw FormatError(fmt::format("{}: prompt {} is a text, and {} has no tokenizer; wanted prompt_ids", path.string(), row.prompt_id,
-                                options.model.string()));
-}
 
 void check_ids(const std::vector<int64_t>& ids, const std::string& place, const PromptSetOptions& options) {
   if (ids.empty()) throw FormatError(place + ": the prompt has no token");
@@ -38,10 +32,11 @@ bool has_tokenizer(const fs::path& model) {
   return false;
 }
 
-PromptSet::PromptSet(const fs::path& path, const PromptSetOptions& options) : rows_(core::data::read_prompts(path)) {
+PromptSet::PromptSet(const fs::path& path, const PromptSetOptions& options)
+    : rows_(core::data::prepared_prompts(path, options.model, options.tokenizer)) {
   for (const PromptRow& row : rows_) {
     const std::string place = fmt::format("{}: prompt {}", path.string(), row.prompt_id);
-    EncodedPrompt prompt{&row, encoded(row, path, options)};
+    EncodedPrompt prompt{&row, *row.prompt_ids};
     check_ids(prompt.ids, place, options);
     const int64_t tokens = int64_t(prompt.ids.size()), most = options.max_prompt_length.value_or(tokens);
     if (tokens > most) {

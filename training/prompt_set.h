@@ -23,7 +23,7 @@ struct PromptSetOptions {
   int64_t vocab = 0;
   std::optional<int64_t> max_prompt_length = {};
   LongPrompt long_prompt = LongPrompt::kError;
-  core::data::ScoringProcess* tokenizer = nullptr;  // null: the checkpoint has none, prompts must be given as prompt_ids
+  core::data::ScoringProcess* tokenizer = nullptr;  // of the checkpoint, where it runs already
 };
 
 class PromptSet {
