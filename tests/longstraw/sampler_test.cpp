@@ -110,6 +110,22 @@ TEST(Sampler, TopKOfOneAndTinyTopPAreGreedy) {
   }
 }
 
+// Temperature 0 takes the likeliest token; what is reported is its log-prob in the model's own distribution.
+TEST(Sampler, TemperatureZeroIsGreedyWithUntemperedLogprobs) {
+  const auto decoder = test::tiny_decoder(test::tiny_config(), at::kDouble);
+  const auto prompt = test::random_group(32, 7, {1}, 4).prompt_ids;
+  const auto responses =
+      sample_group(*decoder, prompt, 0, {.rollout = {.num_generations = 3, .max_completion_length = 6, .temperature = 0.0}});
+  const at::Tensor best = logits_of(*decoder, prompt, responses[0]).argmax(-1);
+  const at::Tensor wanted = reference_logprobs(*decoder, prompt, responses[0], 1.0);
+  for (const auto& response : responses) {
+    for (int64_t t = 0; t < 6; ++t) {
+      EXPECT_EQ(response.completion_ids[t], best[t].item<int64_t>());
+      EXPECT_NEAR(response.sampling_logprobs[t], wanted[t].item<double>(), 1e-10);
+    }
+  }
+}
+
 TEST(Sampler, TopKAndTopPNeverLeaveTheirSet) {
   const auto decoder = test::tiny_decoder(test::tiny_config(), at::kDouble);
   const auto prompt = test::random_group(32, 7, {1}, 4).prompt_ids;
@@ -157,11 +173,13 @@ TEST(Sampler, SeedAndStreamDecideAndStopTokensEnd) {
   SamplerOptions stopping = options;
   stopping.stop_token_ids = {first[0][3], first[1][5]};
   const auto stopped = sampled(stopping, 0);
+  const auto responses = sample_group(*decoder, prompt, 0, stopping);
   for (size_t b = 0; b < stopped.size(); ++b) {
     const auto& stop = stopping.stop_token_ids;
     const auto end = std::find_first_of(first[b].begin(), first[b].end(), stop.begin(), stop.end());
     const auto length = std::min<size_t>(12, end - first[b].begin() + 1);
     EXPECT_EQ(stopped[b], std::vector<int64_t>(first[b].begin(), first[b].begin() + length));
+    EXPECT_EQ(responses[b].truncated, end == first[b].end());
   }
 }
 
