@@ -9,6 +9,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <limits>
 
 namespace longstraw::core::optim {
@@ -79,38 +81,78 @@ double epsilon(const std::string& dtype) {
   return dtype == "float64" ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
 }
 
+// The case's steps with `config`, whose reports `check` sees; the masters, or the weights where they are their own.
+std::map<std::string, at::Tensor> weights_after(const nlohmann::json& c, const OptimConfig& config,
+                                                const std::function<void(std::int64_t, const StepReport&)>& check = {}) {
+  const auto decoder = decoder_of(c.at("model"), c.at("dtype"));
+  const auto steps = static_cast<std::int64_t>(c.at("learning_rate").size());
+  Optimizer optimizer(*decoder, config, steps);
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const auto report = optimizer.step(gradients(*decoder, step));
+    if (check) check(step, report);
+  }
+  const auto state = optimizer.state();
+  std::map<std::string, at::Tensor> result;
+  for (const auto& parameter : decoder->parameters()) {
+    const auto master = state.find("masters/" + parameter->name);
+    EXPECT_EQ(master != state.end(), decoder->dtype() == at::kBFloat16);
+    result[parameter->name] = master != state.end() ? master->second : parameter->value.detach();
+    if (master != state.end()) {
+      EXPECT_TRUE(at::equal(parameter->value, master->second.to(at::kBFloat16))) << parameter->name;
+    }
+  }
+  return result;
+}
+
+double largest_error(const std::map<std::string, at::Tensor>& got, const std::string& name) {
+  const auto wanted = test::read_tensors(kFixtures / (name + ".safetensors"));
+  EXPECT_EQ(wanted.size(), got.size());
+  double largest = 0.0;
+  for (const auto& [parameter, value] : wanted) largest = std::max(largest, test::relative_l2(got.at(parameter), value));
+  return largest;
+}
+
+// Both round each step's weights once, half an epsilon, and seldom to different sides: 20 epsilons would be every time. Moments
+// that differ in their last bit (lerp in Python) shift a step by an epsilon of the step.
+double bound_of(const std::string& dtype) { return dtype == "float64" ? 1e-15 : 20 * epsilon(dtype); }
+
 TEST(Optimizer, TwentyStepsAreThoseOfTorchAndTransformers) {
   const auto cases = read_cases().at("cases");
+  EXPECT_GE(cases.size(), 6U);
   for (const auto& [name, c] : cases.items()) {
     SCOPED_TRACE(name);
     const std::string dtype = c.at("dtype");
-    const auto decoder = decoder_of(c.at("model"), dtype);
-    const auto steps = static_cast<std::int64_t>(c.at("learning_rate").size());
-    ASSERT_EQ(steps, 20);
-    Optimizer optimizer(*decoder, config_of(c.at("optim")), steps);
-    for (std::int64_t step = 0; step < steps; ++step) {
-      const auto report = optimizer.step(gradients(*decoder, step));
+    ASSERT_EQ(c.at("learning_rate").size(), 20U);
+    const auto got = weights_after(c, config_of(c.at("optim")), [&, &c = c](std::int64_t step, const StepReport& report) {
       EXPECT_EQ(report.learning_rate, c.at("learning_rate")[step].get<double>()) << step;
       // PyTorch sums in the gradients' dtype and ours in float64; the tree of its sum is at most some dozens of roundings deep.
       const double wanted = c.at("grad_norm")[step];
       EXPECT_NEAR(report.grad_norm, wanted, 32 * epsilon(dtype) * wanted) << step;
-    }
-    const auto state = optimizer.state();
-    const auto wanted = test::read_tensors(kFixtures / (name + ".safetensors"));
-    ASSERT_EQ(wanted.size(), decoder->parameters().size());
-    // Both round each step's weights once, half an epsilon, and seldom to different sides: 20 epsilons would be every time. Moments
-    // that differ in their last bit (lerp in Python) shift a step by an epsilon of the step.
-    const double bound = dtype == "float64" ? 1e-15 : 20 * epsilon(dtype);
-    for (const auto& parameter : decoder->parameters()) {
-      const auto master = state.find("masters/" + parameter->name);
-      EXPECT_EQ(master != state.end(), dtype == "bfloat16");
-      const at::Tensor& got = master != state.end() ? master->second : parameter->value;
-      EXPECT_LE(test::relative_l2(got, wanted.at(parameter->name)), bound) << parameter->name;
-      if (master != state.end()) {
-        EXPECT_TRUE(at::equal(parameter->value, got.to(at::kBFloat16))) << parameter->name;
-      }
-    }
+    });
+    const double error = largest_error(got, name);
+    EXPECT_LE(error, bound_of(dtype));
+    RecordProperty(name, fmt::format("{:.1e}", error));
   }
+}
+
+TEST(Optimizer, TheComparisonSeesASmallChangeOfAnySetting) {
+  const auto cases = read_cases().at("cases");
+  const auto error = [&](const std::string& name, const std::function<void(OptimConfig&)>& change) {
+    OptimConfig config = config_of(cases.at(name).at("optim"));
+    change(config);
+    return largest_error(weights_after(cases.at(name), config), name);
+  };
+  const double seen = 1e3 * bound_of("float64");
+  EXPECT_GT(error("adamw_linear", [](auto& c) { c.learning_rate *= 1 + 1e-6; }), seen);
+  EXPECT_GT(error("adamw_linear", [](auto& c) { c.weight_decay *= 1 + 1e-6; }), seen);
+  EXPECT_GT(error("adamw_linear", [](auto& c) { c.adam_beta1 -= 1e-6; }), seen);
+  EXPECT_GT(error("adamw_linear", [](auto& c) { c.adam_beta2 -= 1e-6; }), seen);
+  EXPECT_GT(error("adamw_linear", [](auto& c) { c.warmup_steps += 1; }), seen);
+  EXPECT_GT(error("adamw_linear", [](auto& c) { c.max_grad_norm *= 1 + 1e-6; }), seen);
+  EXPECT_GT(error("adamw_cosine", [](auto& c) { c.adam_epsilon *= 2; }), seen);
+  EXPECT_GT(error("adamw_cosine", [](auto& c) { c.lr_scheduler_type = Schedule::kLinear; }), seen);
+  EXPECT_GT(error("sgd_momentum", [](auto& c) { c.sgd_momentum -= 1e-6; }), seen);
+  EXPECT_GT(error("sgd_momentum", [](auto& c) { c.weight_decay *= 1 + 1e-6; }), seen);
 }
 
 TEST(Optimizer, DecaysWhatTransformersDecays) {
