@@ -166,15 +166,13 @@ void whiten(Rows& values, const RewardRows& rewards, const Batch& batch) {
   each([&](double& value, double) { value = (value - mean) / std::sqrt(variance + kEpsilon); });
 }
 
-// The baseline of a group of one is 0: whitening over the batch is then all there is.
 Rows reinforce_plus_plus_advantages(const RewardRows& rewards, const Batch& batch) {
   Rows advantages = zeros_like(rewards);
   for (size_t p = 0; p < rewards.size(); ++p) {
     const Spread spread = spread_of(rewards[p]);
+    if (spread.all_equal()) continue;
     for (size_t m = 0; m < rewards[p].size(); ++m) {
-      if (!rewards[p][m]) continue;
-      const bool equal = spread.count > 1 && spread.all_equal();
-      advantages[p][m] = spread.count == 1 ? *rewards[p][m] : equal ? 0.0 : *rewards[p][m] - spread.mean;
+      if (rewards[p][m]) advantages[p][m] = *rewards[p][m] - spread.mean;
     }
   }
   whiten(advantages, rewards, batch);

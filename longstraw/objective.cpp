@@ -52,7 +52,7 @@ TokenLoss GrpoObjective::token(int64_t prompt, int64_t member, int64_t index, do
     switch (config_.loss_type) {
       case LossType::kCispo: policy = logprob_loss(cispo_weight(config_, log_ratio), advantage, logprob); break;
       case LossType::kReinforce: policy = logprob_loss(1.0, advantage, logprob); break;
-      default: policy = ratio_loss(config_, log_ratio, advantage, /*whole_response=*/false);
+      default: policy = ratio_loss(config_, log_ratio, advantage);
     }
     policy.value *= plan.share[index];
     policy.derivative *= plan.share[index];

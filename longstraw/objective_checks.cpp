@@ -53,6 +53,13 @@ void check_one_loss(const ObjectiveConfig& config) {
     refuse("top_entropy_quantile", fmt::format("{}", config.top_entropy_quantile),
            fmt::format("loss_type {} has one loss a response, none a token that could be left out; leave it 1", type));
   }
+  const SamplerCorrection correction = config.importance_sampling_correction;
+  const bool truncates = correction == SamplerCorrection::kTokenTruncate;
+  if (correction == SamplerCorrection::kTokenMask || (truncates && config.loss_type == LossType::kRloo)) {
+    refuse(
+        "importance_sampling_correction", name_of(correction),
+        fmt::format("loss_type {} has one loss a response, none a token to correct; take one of whole sequences, or none", type));
+  }
 }
 
 void check_advantages(const ObjectiveConfig& config) {

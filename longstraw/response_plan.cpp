@@ -2,11 +2,6 @@
 
 #include "longstraw/token_loss.h"
 
-#include "core/base/errors.h"
-#include "core/config/enums.h"
-
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -92,16 +87,8 @@ double entropy_threshold(const PlanInputs& in) {
   return entropies.empty() ? 0.0 : quantile(std::move(entropies), 1.0 - in.config.top_entropy_quantile);
 }
 
-// One weight for a response that has one loss: gmpo takes, as verl does, the geometric mean over its tokens.
-double weight_of_tokens(const core::data::PromptGroup& group, const Response& response, const ObjectiveConfig& config,
-                        const std::vector<double>& correction) {
-  const SamplerCorrection kind = config.importance_sampling_correction;
-  if (config.loss_type != LossType::kGmpo || kind != SamplerCorrection::kTokenTruncate) {
-    throw ConfigError(fmt::format(
-        "objective.importance_sampling_correction: {}: loss_type {} has one loss a response, none a token to correct (prompt {} "
-        "has old_logprobs and sampling_logprobs); take one of whole sequences, or none",
-        core::config::name_of(kind), core::config::name_of(config.loss_type), group.prompt_id));
-  }
+// gmpo's one weight for its one loss, as verl has it.
+double geometric_mean_of(const std::vector<double>& correction, const Response& response) {
   double sum = 0.0;
   for (size_t t = 0; t < correction.size(); ++t) {
     if (counts(response, static_cast<int64_t>(t))) sum += std::log(correction[t]);
@@ -110,8 +97,7 @@ double weight_of_tokens(const core::data::PromptGroup& group, const Response& re
 }
 
 // exp(lo − ls), truncated or masked; 1 for responses that lack one of the two.
-std::vector<double> sampler_correction(const core::data::PromptGroup& group, const Response& response,
-                                       const ObjectiveConfig& config) {
+std::vector<double> sampler_correction(const Response& response, const ObjectiveConfig& config) {
   std::vector<double> correction(response.completion_ids.size(), 1.0);
   const SamplerCorrection kind = config.importance_sampling_correction;
   if (kind == SamplerCorrection::kNone || !response.old_logprobs || !response.sampling_logprobs) return correction;
@@ -129,7 +115,7 @@ std::vector<double> sampler_correction(const core::data::PromptGroup& group, con
     if (counts(response, static_cast<int64_t>(t))) sum += difference;
   }
   if (of_tokens && !has_one_loss(config.loss_type)) return correction;
-  const double whole = of_tokens ? weight_of_tokens(group, response, config, correction) : bounded(sum);
+  const double whole = of_tokens ? geometric_mean_of(correction, response) : bounded(sum);
   std::fill(correction.begin(), correction.end(), whole);
   return correction;
 }
@@ -147,14 +133,14 @@ double summed_log_ratio(const PlanInputs& in, size_t p, size_t m) {
 }
 
 // One ratio for all tokens, exp(mean of the log-ratios). TRL: the gradient goes through that mean, so that each token's term
-// pulls at all of them; verl: each token's term pulls at its own log-prob alone. The two differ where shares do.
+// pulls at all of them; verl's gspo: each token's term pulls at its own log-prob alone. The two differ where shares do.
 void share_ratio(const PlanInputs& in, size_t p, size_t m, double tokens, Plan& plan) {
   plan.log_ratio = summed_log_ratio(in, p, m) / tokens;
   if (in.config.loss_type == LossType::kCispo) return;  // nothing flows through its ratio
-  const LossTerm term = ratio_loss(in.config, *plan.log_ratio, in.advantages[p][m], /*whole_response=*/true);
+  const LossTerm term = ratio_loss(in.config, *plan.log_ratio, in.advantages[p][m]);
   const double mean_share = std::accumulate(plan.share.begin(), plan.share.end(), 0.0) / tokens;
   for (size_t t = 0; t < plan.share.size(); ++t) {
-    const bool own = in.config.dialect == Dialect::kVerl;
+    const bool own = in.config.dialect == Dialect::kVerl && in.config.loss_type == LossType::kGspo;
     plan.values.push_back(plan.share[t] * term.value);
     plan.derivatives.push_back(own                                                         ? plan.share[t] * term.derivative
                                : counts(in.batch[p].responses[m], static_cast<int64_t>(t)) ? mean_share * term.derivative
@@ -188,7 +174,7 @@ void geometric_mean(const PlanInputs& in, size_t p, size_t m, double tokens, Pla
 
 // The ratio of the whole response: a product over its tokens. The weight w_i = 1 / (B T) of a token's term is undone.
 void product_ratio(const PlanInputs& in, size_t p, size_t m, double tokens, Plan& plan) {
-  const LossTerm term = ratio_loss(in.config, summed_log_ratio(in, p, m), in.advantages[p][m], /*whole_response=*/true);
+  const LossTerm term = ratio_loss(in.config, summed_log_ratio(in, p, m), in.advantages[p][m]);
   for (const double share : plan.share) {
     plan.values.push_back(share * term.value);
     plan.derivatives.push_back(share * term.derivative * tokens);
@@ -209,7 +195,7 @@ Plan plan_response(const PlanInputs& in, size_t p, size_t m, const StepCounts& s
   const auto own_tokens = static_cast<double>(counted_tokens(response));
   Plan plan;
   plan.weight = weight_of(aggregation_of(in.config), step, own_tokens, in.max_completion_length);
-  plan.share = sampler_correction(in.batch[p], response, in.config);
+  plan.share = sampler_correction(response, in.config);
   for (size_t t = 0; t < plan.share.size(); ++t) {
     const bool kept = counts(response, static_cast<int64_t>(t)) &&
                       (threshold == -INFINITY || scored_entropies(in.batch, in.scores, p, m)[t] >= threshold);

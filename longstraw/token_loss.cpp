@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
 namespace longstraw {
 namespace {
@@ -16,18 +15,11 @@ using core::objective::Kl;
 using core::objective::LossType;
 using core::objective::ObjectiveConfig;
 
-constexpr double kVerlTokenLogRatio = 20.0, kVerlSequenceLogRatio = 10.0;  // verl: "for stability"
 constexpr double kVerlKlInput = 20.0, kVerlKlOutput = 10.0;
-constexpr double kVerlDualClip = 3.0;
 
 double upper_epsilon(const ObjectiveConfig& config) { return config.epsilon_high.value_or(config.epsilon); }
 
-std::optional<double> dual_clip(const ObjectiveConfig& config, bool whole_response) {
-  if (config.clip_ratio_c || config.dialect != Dialect::kVerl || whole_response) return config.clip_ratio_c;
-  return kVerlDualClip;
-}
-
-LossTerm clipped_loss(const ObjectiveConfig& config, double ratio, double advantage, bool whole_response) {
+LossTerm clipped_loss(const ObjectiveConfig& config, double ratio, double advantage) {
   const double low = 1.0 - config.epsilon, high = 1.0 + upper_epsilon(config);
   const bool capped = config.delta && ratio > *config.delta;
   const double plain = (capped ? *config.delta : ratio) * advantage;
@@ -35,8 +27,9 @@ LossTerm clipped_loss(const ObjectiveConfig& config, double ratio, double advant
   const bool plain_counts = plain <= clipped;
   const bool flows = plain_counts ? !capped : ratio >= low && ratio <= high;
   LossTerm loss{-(plain_counts ? plain : clipped), flows ? -ratio * advantage : 0.0};
-  const std::optional<double> c = dual_clip(config, whole_response);
-  if (c && advantage < 0.0 && -*c * advantage < loss.value) loss = {-*c * advantage, 0.0};
+  if (config.clip_ratio_c && advantage < 0.0 && -*config.clip_ratio_c * advantage < loss.value) {
+    loss = {-*config.clip_ratio_c * advantage, 0.0};
+  }
   return loss;
 }
 
@@ -49,24 +42,16 @@ LossTerm soft_gate_loss(const ObjectiveConfig& config, double ratio, double adva
 
 }  // namespace
 
-LossTerm ratio_loss(const ObjectiveConfig& config, double log_ratio, double advantage, bool whole_response) {
+LossTerm ratio_loss(const ObjectiveConfig& config, double log_ratio, double advantage) {
   if (advantage == 0.0) return {};
-  double bounded = log_ratio;
-  if (config.dialect == Dialect::kVerl && config.loss_type != LossType::kRloo) {
-    bounded = whole_response ? std::min(log_ratio, kVerlSequenceLogRatio)
-                             : std::clamp(log_ratio, -kVerlTokenLogRatio, kVerlTokenLogRatio);
-  }
-  const double ratio = std::exp(bounded);
-  LossTerm loss = config.loss_type == LossType::kSapo ? soft_gate_loss(config, ratio, advantage)
-                                                      : clipped_loss(config, ratio, advantage, whole_response);
-  if (bounded != log_ratio) loss.derivative = 0.0;
-  return loss;
+  const double ratio = std::exp(log_ratio);
+  return config.loss_type == LossType::kSapo ? soft_gate_loss(config, ratio, advantage) : clipped_loss(config, ratio, advantage);
 }
 
 double cispo_weight(const ObjectiveConfig& config, double log_ratio) {
-  if (config.dialect == Dialect::kTrl) return std::min(std::exp(log_ratio), upper_epsilon(config));
-  return std::clamp(std::exp(std::clamp(log_ratio, -kVerlTokenLogRatio, kVerlTokenLogRatio)), 1.0 - config.epsilon,
-                    1.0 + upper_epsilon(config));
+  const double ratio = std::exp(log_ratio);
+  return config.dialect == Dialect::kTrl ? std::min(ratio, upper_epsilon(config))
+                                         : std::clamp(ratio, 1.0 - config.epsilon, 1.0 + upper_epsilon(config));
 }
 
 LossTerm kl_loss(const ObjectiveConfig& config, double logprob, double reference) {

@@ -17,9 +17,8 @@ struct LossTerm {
   double derivative = 0.0;
 };
 
-// The policy loss of a ratio e^log_ratio, by log_ratio: every loss_type but cispo, gmpo and reinforce. `whole_response`: the
-// ratio is one of a whole response; decides verl's bounds on log_ratio and dual clip.
-LossTerm ratio_loss(const core::objective::ObjectiveConfig& config, double log_ratio, double advantage, bool whole_response);
+// The policy loss of a ratio e^log_ratio, by log_ratio: every loss_type but cispo, gmpo and reinforce.
+LossTerm ratio_loss(const core::objective::ObjectiveConfig& config, double log_ratio, double advantage);
 
 // cispo's weight of −A lp, through which no gradient flows.
 double cispo_weight(const core::objective::ObjectiveConfig& config, double log_ratio);

@@ -3,72 +3,23 @@
 #include "longstraw/objective.h"
 
 #include "core/config/enums.h"
+#include "tests/longstraw/random_step.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include <cmath>
-#include <random>
 
 namespace longstraw {
 namespace {
 
 using namespace core::objective;
 using core::data::Batch;
-using core::data::Response;
-using core::model::TokenScores;
+using test::random_step;
+using test::Step;
 using Rows = std::vector<std::vector<std::vector<double>>>;  // [prompt][member][token]
 
 constexpr int64_t kMaxLength = 9;
-
-struct Step {
-  Batch batch;
-  TokenScores scores;
-};
-
-struct StepOptions {
-  int prompts = 2, members = 3;
-  bool old = true, given_advantages = false;
-};
-
-// Multiples of 1/1024, so that a ratio hardly ever meets a clip boundary.
-Step random_step(uint64_t seed, const StepOptions& options) {
-  std::mt19937_64 random(seed);
-  const auto draw = [&](double low, double high) {
-    return std::uniform_int_distribution<int>(int(low * 1024), int(high * 1024))(random) / 1024.0;
-  };
-  Step step;
-  for (int p = 0; p < options.prompts; ++p) {
-    auto& group = step.batch.emplace_back();
-    group.prompt_id = std::to_string(p);
-    group.prompt_ids = {0};
-    step.scores.logprobs.emplace_back();
-    step.scores.entropies.emplace_back();
-    for (int m = 0; m < options.members; ++m) {
-      const auto length = std::uniform_int_distribution<size_t>(1, 5)(random);
-      Response response{.completion_ids = std::vector<int64_t>(length, 0), .reward = draw(-2, 2)};
-      if (options.given_advantages) response.advantage = draw(-2, 2);
-      std::vector<double> logprobs, entropies, old, ref, sampling;
-      std::vector<uint8_t> mask;
-      for (size_t t = 0; t < length; ++t) {
-        logprobs.push_back(draw(-4, -0.1));
-        entropies.push_back(draw(0, 3));
-        old.push_back(logprobs[t] + draw(-0.5, 0.5));
-        ref.push_back(logprobs[t] + draw(-1, 1));
-        sampling.push_back(old[t] + draw(-0.4, 0.4));
-        mask.push_back(t == 0 || draw(0, 1) > 0.2 ? 1 : 0);
-      }
-      if (options.old) response.old_logprobs = old;
-      response.ref_logprobs = ref;
-      response.sampling_logprobs = sampling;
-      response.completion_mask = mask;
-      group.responses.push_back(std::move(response));
-      step.scores.logprobs[p].push_back(logprobs);
-      step.scores.entropies[p].push_back(entropies);
-    }
-  }
-  return step;
-}
 
 struct Total {
   double loss = 0.0, size = 0.0;

@@ -171,6 +171,8 @@ TEST(StreamingObjective, WhatCannotBeIsRefusedByItsKey) {
       {"aggregation: token-mean, loss_type: gmpo", "objective.aggregation"},
       {"aggregation: seq-mean-token-sum, loss_type: rloo", "objective.aggregation"},
       {"top_entropy_quantile: 0.5, loss_type: rloo", "objective.top_entropy_quantile"},
+      {"importance_sampling_correction: token_mask, loss_type: gmpo", "objective.importance_sampling_correction"},
+      {"importance_sampling_correction: token_truncate, loss_type: rloo", "objective.importance_sampling_correction"},
       {"multi_objective_aggregation: normalize_then_sum, advantage_estimator: rloo", "objective.multi_objective_aggregation"},
       {"multi_objective_aggregation: normalize_then_sum, dialect: verl", "objective.multi_objective_aggregation"},
       {"multi_objective_aggregation: normalize_then_sum, beta: 0.1, kl_in: reward", "objective.multi_objective_aggregation"},
@@ -182,18 +184,6 @@ TEST(StreamingObjective, WhatCannotBeIsRefusedByItsKey) {
     EXPECT_THAT([&] { GrpoObjective(batch, config, 1.0, 1); }, testing::ThrowsMessage<ConfigError>(testing::HasSubstr(key + ": ")))
         << text;
   }
-}
-
-TEST(StreamingObjective, OneLossAResponseHasNoShareForATokensCorrection) {
-  Batch batch = rewarded({1.0, 0.0});
-  for (auto& response : batch[0].responses) response.old_logprobs = response.sampling_logprobs = {-1.0};
-  ObjectiveConfig config;
-  config.loss_type = core::objective::LossType::kRloo;
-  config.importance_sampling_correction = core::objective::SamplerCorrection::kTokenMask;
-  const core::model::TokenScores scores{.logprobs = {{{-1.0}, {-1.0}}}};
-  EXPECT_THROW(GrpoObjective(batch, config, 1.0, 1, scores), ConfigError);
-  config.importance_sampling_correction = core::objective::SamplerCorrection::kSequenceMask;
-  EXPECT_NO_THROW(GrpoObjective(batch, config, 1.0, 1, scores));
 }
 
 TEST(StreamingObjective, AsksForAScoringPassWhereItNeedsOneAndSaysSoWithoutIt) {
@@ -260,17 +250,6 @@ TEST(StreamingObjective, VerlsClampsOfK3EndItsPull) {
     EXPECT_EQ(at(far).kl, 10.0) << far;
     EXPECT_EQ(at(far).derivative, 0.0) << far;
   }
-}
-
-TEST(StreamingObjective, VerlClipsTwiceUnlessToldOtherwise) {
-  ObjectiveConfig config;
-  const auto at = [&](double ratio) { return of_one_token(one_token(-1.0, -5.0), config, -5.0 + std::log(ratio)); };
-  EXPECT_NEAR(at(4.0).policy, 4.0, 1e-14);
-  config.dialect = core::objective::Dialect::kVerl;
-  EXPECT_EQ(at(4.0).policy, 3.0);
-  EXPECT_EQ(at(4.0).derivative, 0.0);
-  config.clip_ratio_c = 5.0;
-  EXPECT_NEAR(at(4.0).policy, 4.0, 1e-14);
 }
 
 TEST(StreamingObjective, AResponseThatIsClippedWholeNeedsNoBackwardPass) {
