@@ -8,6 +8,7 @@
 #include "longstraw/sparse_attention.h"
 
 #include "core/device/device.h"
+#include "core/model/adapters.h"
 #include "core/model/state_size.h"
 
 #include <ATen/Parallel.h>
@@ -189,8 +190,25 @@ void TokenCosts::count_layers(const model::Decoder& decoder) {
     }
   }
   graph_ += 2 * hidden_ * size_ + wide_;
+  count_adapters(decoder);
   std::sort(softmax_.begin(), softmax_.end());
   softmax_.erase(std::unique(softmax_.begin(), softmax_.end()), softmax_.end());
+}
+
+// y + scale · B (A x): the graph keeps A x. Beside y there are its two products and their sum; backward, the scaled gradient of
+// y, and two gradients of x that are added.
+void TokenCosts::count_adapters(const model::Decoder& decoder) {
+  if (decoder.adapters() == nullptr) return;
+  int64_t forward = 0, backward = 0;
+  for (const model::Adapter& adapter : decoder.adapters()->all) {
+    const int64_t outputs = adapter.weight->shape.at(0), inputs = adapter.weight->shape.at(1);
+    graph_ += decoder.adapters()->rank * size_;
+    state_graph_ += decoder.adapters()->rank * size_;
+    forward = std::max(forward, 3 * outputs * size_);
+    backward = std::max(backward, (outputs + 2 * inputs) * size_);
+  }
+  forward_ += forward;
+  backward_ += backward;
 }
 
 int64_t TokenCosts::head(int64_t tokens) const {

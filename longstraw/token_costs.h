@@ -54,6 +54,7 @@ class TokenCosts {
   int64_t softmax_backward(const Softmax& mixer, int64_t tokens, int64_t past, int64_t adjoint_from) const;
   void count_states(const core::model::Decoder& decoder);
   void count_layers(const core::model::Decoder& decoder);
+  void count_adapters(const core::model::Decoder& decoder);
 
   c10::ScalarType dtype_;
   int64_t size_, wide_;

@@ -2,6 +2,7 @@
 #include "longstraw/captured_prompt.h"
 
 #include "core/base/errors.h"
+#include "core/model/lora.h"
 #include "longstraw/prompt_capture.h"
 #include "longstraw/token_tree.h"
 #include "longstraw/trainer.h"
@@ -245,6 +246,25 @@ TEST_F(CapturedPrompts, OfOtherWeightsAreRefused) {
     EXPECT_THROW(longstraw_gradient(*decoder_, batch, options), ConfigError);
     EXPECT_THROW(longstraw_scores(*decoder_, batch, options), ConfigError);
     EXPECT_THROW(prompt.sample(0, {}), ConfigError);
+  }
+}
+
+// Adapters are weights too: with them left out, the state is another decoder's.
+TEST_F(CapturedPrompts, OfADecoderWithAdapters) {
+  core::model::add_lora(*decoder_, {.r = 3});
+  {
+    at::NoGradGuard no_grad;
+    for (const auto& parameter : decoder_->parameters()) parameter->value.add_(0.05);  // B starts at zero
+  }
+  const Batch batch{group_of(32, 22)};
+  for (const LongstrawConfig& arm : arms()) {
+    CapturedPrompt prompt(*decoder_, batch[0].prompt_ids, options_for(arm, int64_t{1} << 30));
+    const TrainerOptions options{.longstraw = arm, .captured = {&prompt}};
+    const StepGradient plain = longstraw_gradient(*decoder_, batch, {.longstraw = arm});
+    for (const char* use : {"first", "second"}) expect_same_step(longstraw_gradient(*decoder_, batch, options), plain, use);
+    const core::model::WithoutAdapters base(*decoder_);
+    EXPECT_FALSE(prompt.is_current());
+    EXPECT_THROW(longstraw_scores(*decoder_, batch, options), ConfigError);
   }
 }
 

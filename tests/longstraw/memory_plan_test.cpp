@@ -2,6 +2,8 @@
 #include "longstraw/memory_plan.h"
 
 #include "core/device/memory_meter.h"
+#include "core/model/lora.h"
+#include "longstraw/captured_prompt.h"
 #include "longstraw/trainer.h"
 #include "tests/support/families.h"
 #include "tests/support/fixture.h"
@@ -142,6 +144,59 @@ TEST(MemoryPlan, ABudgetIsKeptAndMoreOfItKeepsMore) {
     kept_before = step.facts.at("kept_tokens");
   }
   EXPECT_EQ(kept_before, 1199);
+}
+
+// A prompt that was captured before is part of what the step holds, and its kept graphs are.
+TEST(MemoryPlan, OfACapturedPromptIsWithinTenPercentOfTheMeasuredPeak) {
+  const auto decoder = test::tiny_decoder(medium_config(nlohmann::json::object()), at::kFloat);
+  const core::data::Batch batch = batch_of(1200, 4, 60);
+  for (const auto arm : {PromptGradient::kExact, PromptGradient::kDetached}) {
+    for (const int64_t graph_budget : {int64_t{0}, int64_t{24} << 20, int64_t{4} << 30}) {
+      const LongstrawConfig config{.prompt_gradient = arm, .segment_tokens = 128, .memory_budget = {0}};
+      const core::device::MemoryMeter meter(at::kCPU);
+      const int64_t before = meter.live_bytes();
+      CapturedPrompt prompt(*decoder, batch[0].prompt_ids,
+                            {.longstraw = config, .lengths = {1201, 1260}, .graph_budget = graph_budget});
+      const int64_t held = meter.live_bytes() - before;
+      EXPECT_NEAR(double(prompt.held_bytes()), double(held), 0.01 * double(held));
+      EXPECT_LE(prompt.state_bytes(), captured_bytes(*decoder, 1200, config));
+      int64_t kept_tokens = 0;
+      for (const bool first : {true, false}) {
+        const auto step = longstraw_gradient(*decoder, batch, {.longstraw = config, .captured = {&prompt}});
+        const double ratio = double(step.bytes.at("planned_peak_bytes")) / double(step.bytes.at("peak_bytes"));
+        printf("    %-8s budget %5.0f MB, %s use: planned %6.2f MB, measured %6.2f MB, ratio %.3f, kept %4.0f\n",
+               std::string(core::config::name_of(arm)).c_str(), double(graph_budget) / 1e6, first ? "first" : "next ",
+               double(step.bytes.at("planned_peak_bytes")) / 1e6, double(step.bytes.at("peak_bytes")) / 1e6, ratio,
+               step.facts.at("kept_tokens"));
+        EXPECT_GE(ratio, 0.9);
+        EXPECT_LE(ratio, 1.1);
+        if (first) kept_tokens = int64_t(step.facts.at("kept_tokens"));
+        else EXPECT_EQ(step.facts.at("kept_tokens"), 0);
+        if (kept_tokens > 0 && first) {
+          EXPECT_LE(step.bytes.at("planned_peak_bytes"), graph_budget);
+        }
+      }
+      EXPECT_EQ(kept_tokens > 0, arm == PromptGradient::kExact && graph_budget > 0);
+      // Nothing is left of the uses but the state.
+      EXPECT_NEAR(double(meter.live_bytes() - before), double(prompt.state_bytes()), 0.01 * double(prompt.state_bytes()));
+    }
+  }
+}
+
+TEST(MemoryPlan, WithAdaptersIsNoLessThanTheMeasuredPeak) {
+  const auto decoder = test::tiny_decoder(medium_config(nlohmann::json::object()), at::kFloat);
+  core::model::add_lora(*decoder, {.r = 8});
+  for (const int64_t budget : {int64_t{0}, int64_t{4} << 30}) {
+    const auto step =
+        longstraw_gradient(*decoder, batch_of(1200, 4, 60), {.longstraw = {.segment_tokens = 256, .memory_budget = {budget}}});
+    const int64_t planned = step.bytes.at("planned_peak_bytes"), measured = step.bytes.at("peak_bytes");
+    printf("    adapters, %s: planned %6.2f MB, measured %6.2f MB\n", budget > 0 ? "kept" : "recomputed", planned / 1e6,
+           measured / 1e6);
+    EXPECT_GE(planned, measured);
+    int64_t trained = 0;
+    for (const auto& parameter : decoder->parameters()) trained += parameter->value.numel();
+    EXPECT_EQ(step.bytes.at("gradient_bytes"), trained * 4);
+  }
 }
 
 }  // namespace
