@@ -68,6 +68,7 @@ TEST_P(CapturedPromptOfFamily, GivesTheGradientOfAStepThatCapturesItselfBitForBi
   for (const auto dtype : {at::kDouble, at::kBFloat16}) {
     const auto decoder = test::tiny_decoder(GetParam().config, dtype);
     for (const LongstrawConfig& arm : arms()) {
+      if (dtype == at::kBFloat16 && arm.prompt_gradient != PromptGradient::kExact) continue;
       const StepGradient plain = longstraw_gradient(*decoder, batch, {.longstraw = arm});
       ASSERT_EQ(plain.facts.at("captured_tokens"), kPrompt - 1);
       for (const int64_t graph_budget : {int64_t{0}, int64_t{1} << 30}) {
