@@ -249,27 +249,15 @@ Rows from_rewards(const Batch& batch, const ObjectiveConfig& config, const Token
   return {};
 }
 
-void use_given(Rows& advantages, const Batch& batch, const ObjectiveConfig& config) {
-  for (size_t p = 0; p < batch.size(); ++p) {
-    for (size_t m = 0; m < batch[p].responses.size(); ++m) {
-      const Response& response = batch[p].responses[m];
-      if (!response.advantage) continue;
-      if (config.beta > 0.0 && config.kl_in == KlPlace::kReward) {
-        throw ConfigError(
-            fmt::format("objective.kl_in is reward and objective.beta is {}, but prompt {} has given advantages: "
-                        "there is no reward to take the KL term off; take kl_in: loss",
-                        config.beta, batch[p].prompt_id));
-      }
-      advantages[p][m] = *response.advantage;
-    }
-  }
-}
-
 }  // namespace
 
 Rows group_advantages(const Batch& batch, const ObjectiveConfig& config, const TokenScores& scores) {
   Rows advantages = from_rewards(batch, config, scores);
-  use_given(advantages, batch, config);
+  for (size_t p = 0; p < batch.size(); ++p) {
+    for (size_t m = 0; m < batch[p].responses.size(); ++m) {
+      if (batch[p].responses[m].advantage) advantages[p][m] = *batch[p].responses[m].advantage;
+    }
+  }
   return advantages;
 }
 

@@ -95,7 +95,7 @@ bool needs_scores(const core::data::Batch& batch, const ObjectiveConfig& config)
   for (const auto& group : batch) {
     for (const auto& response : group.responses) {
       // Without old log-probs a ratio is 1 whatever the policy, and the policy that sampled is that of the step.
-      if (response.old_logprobs ? coupled : kl_in_reward) return true;
+      if (response.old_logprobs ? coupled : kl_in_reward && !response.advantage) return true;
     }
   }
   return false;

@@ -217,18 +217,18 @@ Plan plan_response(const PlanInputs& in, size_t p, size_t m, const StepCounts& s
 
 Plans plan_responses(const PlanInputs& in) {
   const StepCounts step = count_step(in.batch);
+  const bool kl_in_loss = in.config.beta > 0.0 && in.config.kl_in == core::objective::KlPlace::kLoss;
   const double threshold = entropy_threshold(in);
   Plans plans;
   double kept = 0.0;
   for (size_t p = 0; p < in.batch.size(); ++p) {
     auto& row = plans.emplace_back();
     for (size_t m = 0; m < in.batch[p].responses.size(); ++m) {
-      require_reference(in.batch[p], in.batch[p].responses[m], in.config);
+      if (kl_in_loss) require_reference(in.batch[p], in.batch[p].responses[m], in.config);
       row.push_back(plan_response(in, p, m, step, threshold));
       kept += static_cast<double>(std::count(row.back().kept.begin(), row.back().kept.end(), 1));
     }
   }
-  const bool kl_in_loss = in.config.beta > 0.0 && in.config.kl_in == core::objective::KlPlace::kLoss;
   for (size_t p = 0; p < plans.size(); ++p) {
     for (size_t m = 0; m < plans[p].size(); ++m) {
       Plan& plan = plans[p][m];
