@@ -65,6 +65,7 @@ struct MeanComparison {
   double p_different = 1.0;
 };
 
+// With one run on a side what would need a spread is NaN.
 struct RewardReport {
   RewardPolicy policy;
   std::vector<std::string> a, b;  // paths, in the order of the seeds

@@ -132,7 +132,7 @@ RewardDecision decide(std::span<const double> a, std::span<const double> b, bool
   if (runs < 2) {
     const double unknown = std::numeric_limits<double>::quiet_NaN();
     d.difference = {unknown, unknown};
-    d.effect_size = d.t = d.degrees = unknown;
+    d.effect_size = d.t = d.degrees = d.p_different = d.p_lower = d.p_upper = unknown;
     d.notes.emplace_back("one run a side says nothing about other seeds; wanted two at least, better five");
     return d;
   }

@@ -45,7 +45,8 @@ struct RewardDecision {
   RewardVerdict verdict = RewardVerdict::kUndecided;
 };
 
-// The verdict on one number a run. Of `policy` margin, absolute_margin and level count.
+// The verdict on one number a run. Of `policy` margin, absolute_margin and level count. With one run on a side what would need a
+// spread is NaN.
 RewardDecision decide(std::span<const double> a, std::span<const double> b, bool paired, const RewardPolicy& policy);
 
 // Seeds a side, in all, with which an undecided comparison would be decided with probability 0.8 if the true means and spreads

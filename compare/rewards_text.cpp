@@ -19,6 +19,7 @@ std::string number(double value) {
 }
 
 std::string p_value(double p) {
+  if (std::isnan(p)) return "not known";
   if (p > 0 && p < 1e-4) return fmt::format("{:.0e}", p);
   return fmt::format("{:.4f}", p);
 }
