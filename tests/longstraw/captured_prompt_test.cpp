@@ -6,6 +6,7 @@
 #include "longstraw/prompt_capture.h"
 #include "longstraw/token_tree.h"
 #include "longstraw/trainer.h"
+#include "reference/gradient.h"
 #include "tests/support/families.h"
 #include "tests/support/fixture.h"
 
@@ -247,6 +248,32 @@ TEST_F(CapturedPrompts, OfOtherWeightsAreRefused) {
     EXPECT_THROW(longstraw_gradient(*decoder_, batch, options), ConfigError);
     EXPECT_THROW(longstraw_scores(*decoder_, batch, options), ConfigError);
     EXPECT_THROW(prompt.sample(0, {}), ConfigError);
+  }
+}
+
+// The whole way of an objective that couples tokens and has an entropy bonus: scoring pass, entropies, both derivatives.
+TEST_F(CapturedPrompts, GiveTheReferencesGradientOfACoupledObjectiveWithEntropies) {
+  Batch batch{group_of(32, 23)};
+  for (auto& response : batch[0].responses) response.old_logprobs = std::vector<double>(response.completion_ids.size(), -3.4);
+  core::objective::ObjectiveConfig objective{.loss_type = core::objective::LossType::kGspo, .epsilon = 0.5, .entropy_coef = 0.3};
+  const StepGradient wanted = reference::reference_gradient(*decoder_, batch, {.objective = objective});
+  CapturedPrompt prompt(*decoder_, batch[0].prompt_ids, options_for(arms()[0]));
+  const TrainerOptions options{.longstraw = arms()[0], .objective = objective, .captured = {&prompt}};
+  const StepGradient got = longstraw_gradient(*decoder_, batch, options);
+  double difference = 0.0, norm = 0.0;
+  for (size_t i = 0; i < wanted.gradients.size(); ++i) {
+    difference += (got.gradients[i] - wanted.gradients[i]).square().sum().item<double>();
+    norm += wanted.gradients[i].square().sum().item<double>();
+  }
+  EXPECT_LE(std::sqrt(difference / norm), 1e-12);  // the project's bound for float64
+  EXPECT_NEAR(got.loss, wanted.loss, 1e-12 * std::abs(wanted.loss));
+  EXPECT_NEAR(got.loss_parts.at("entropy"), wanted.loss_parts.at("entropy"), 1e-12 * std::abs(wanted.loss_parts.at("entropy")));
+  EXPECT_NE(got.loss_parts.at("entropy"), 0.0);
+  EXPECT_TRUE(got.seconds.contains("scoring"));
+  EXPECT_EQ(got.facts.at("captured_tokens"), 0);
+  ASSERT_EQ(got.entropies.size(), 1u);
+  for (size_t m = 0; m < got.entropies[0].size(); ++m) {
+    for (const double entropy : got.entropies[0][m]) EXPECT_TRUE(entropy > 0.0 && entropy < std::log(32.0));
   }
 }
 
