@@ -37,6 +37,8 @@ enum class Entropy { kNone, kValue, kGraph };
 // One response's loss from its scores: its parts by name; the loss is their sum.
 using LossParts = std::vector<std::pair<std::string, at::Tensor>>;
 using ResponseLoss = std::function<LossParts(size_t prompt, size_t member, const Scores& scores)>;
+// Whether a response's loss depends on the weights at all.
+using HasGradient = std::function<bool(size_t prompt, size_t member)>;
 
 class Stopwatch {
  public:
@@ -116,7 +118,7 @@ class Trainer {
         entropy_(entropy),
         lengths_(checked_lengths(decoder, batch)) {}
 
-  StepGradient run(const ResponseLoss& response_loss) {
+  StepGradient run(const ResponseLoss& response_loss, const HasGradient& has_gradient = {}) {
     const core::device::MemoryMeter meter(decoder_.device());
     const int64_t alive_before = meter.live_bytes();
     meter.reset_peak();
@@ -131,7 +133,8 @@ class Trainer {
       result_.logprobs.emplace_back();
       if (entropy_ != Entropy::kNone) result_.entropies.emplace_back();
       if (options_.trace) result_.traces.emplace_back();
-      for (size_t member = 0; member < batch_[prompt].responses.size(); ++member) one_response(prompt, member, response_loss);
+      for (size_t member = 0; member < batch_[prompt].responses.size(); ++member)
+        one_response(prompt, member, response_loss, !has_gradient || has_gradient(prompt, member));
     }
     result_.seconds["total"] = total.seconds();
     result_.bytes["peak_bytes"] = meter.peak_bytes() - alive_before;
@@ -139,10 +142,10 @@ class Trainer {
   }
 
  private:
-  void one_response(size_t prompt, size_t member, const ResponseLoss& response_loss) {
+  void one_response(size_t prompt, size_t member, const ResponseLoss& response_loss, bool has_gradient) {
     const PromptGroup& group = batch_[prompt];
     const std::vector<int64_t>& completion = group.responses[member].completion_ids;
-    const at::AutoGradMode graph(true);
+    const at::AutoGradMode graph(has_gradient);
 
     const Stopwatch forward(decoder_.device());
     core::model::TracePoints points;
@@ -160,6 +163,10 @@ class Trainer {
     if (scores.entropies_R.defined()) result_.entropies.back().push_back(numbers(scores.entropies_R));
     result_.seconds["forward"] += forward.seconds();
 
+    result_.facts["responses"] += 1;
+    result_.facts["tokens"] += double(group.prompt_ids.size() + completion.size());
+    if (!has_gradient) return;
+
     const Stopwatch backward(decoder_.device());
     // Not .backward(): it would sum bfloat16 weights' gradients over responses in bfloat16.
     const auto gradients = torch::autograd::grad({loss}, weights_, {}, std::nullopt, false, /*allow_unused=*/true);
@@ -167,8 +174,6 @@ class Trainer {
       if (gradients[i].defined()) result_.gradients[i].add_(gradients[i]);
     }
     result_.seconds["backward"] += backward.seconds();
-    result_.facts["responses"] += 1;
-    result_.facts["tokens"] += double(group.prompt_ids.size() + completion.size());
   }
 
   const Decoder& decoder_;
@@ -235,13 +240,14 @@ StepGradient reference_gradient(const Decoder& decoder, const Batch& batch, cons
   const Entropy entropy =
       objective.wants_entropy() ? Entropy::kGraph : (options.entropy || scores_first ? Entropy::kValue : Entropy::kNone);
   Trainer trainer(decoder, batch, options.run, options.temperature, entropy);
-  StepGradient step = trainer.run([&](size_t prompt, size_t member, const Scores& of_response) {
+  const auto loss = [&](size_t prompt, size_t member, const Scores& of_response) {
     const auto share = objective.share(prompt, member, of_response.logprobs_R, of_response.entropies_R);
     LossParts parts{{"policy", share.policy}};
     if (share.kl.defined()) parts.emplace_back("kl", share.kl);
     if (share.entropy.defined()) parts.emplace_back("entropy", share.entropy);
     return parts;
-  });
+  };
+  StepGradient step = trainer.run(loss, [&](size_t prompt, size_t member) { return objective.has_gradient(prompt, member); });
   step.advantages = objective.advantages();
   if (scores_first) {
     step.seconds["scoring"] = scoring_seconds;

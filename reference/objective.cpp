@@ -119,6 +119,10 @@ double BatchObjective::denominator(double own_tokens) const {
   throw ConfigError("objective.aggregation: unknown");
 }
 
+bool BatchObjective::has_gradient(size_t prompt, size_t member) const {
+  return advantages_.at(prompt).at(member) != 0.0 || kl_in_loss(config_) || wants_entropy();
+}
+
 BatchObjective::Share BatchObjective::share(size_t prompt, size_t member, const at::Tensor& logprobs_R,
                                             const at::Tensor& entropies_R) const {
   const Response& response = batch_.at(prompt).responses.at(member);

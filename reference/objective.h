@@ -59,6 +59,8 @@ class BatchObjective {
   // entropies [R]: read if wants_entropy().
   Share share(size_t prompt, size_t member, const at::Tensor& logprobs_R, const at::Tensor& entropies_R = {}) const;
   bool wants_entropy() const { return config_.entropy_coef > 0; }
+  // False where the response's share is 0 whatever the weights: advantage 0, and neither a KL nor an entropy term.
+  bool has_gradient(size_t prompt, size_t member) const;
 
   const std::vector<std::vector<double>>& advantages() const { return advantages_; }
 
