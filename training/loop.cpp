@@ -3,6 +3,8 @@
 #include "core/base/errors.h"
 #include "training/evaluation.h"
 #include "training/optimizer_step.h"
+#include "training/server_sampler.h"
+#include "training/server_weights.h"
 
 #include <fmt/format.h>
 
@@ -55,7 +57,15 @@ Loop::Loop(core::model::Decoder& decoder, Data& data, const Settings& settings, 
   eval_sampler_ = std::make_unique<LocalSampler>(decoder, local);
   local.allow_stale = settings.train.stale_steps > 0;
   local.graph_budget = policy_->serves_gradient() ? share : 0;
-  sampler_ = std::make_unique<LocalSampler>(decoder, local);
+  if (settings.rollout.server.url.empty()) {
+    sampler_ = std::make_unique<LocalSampler>(decoder, local);
+  } else {
+    sampler_ = std::make_unique<ServerSampler>(ServerSamplerOptions{
+        .server = settings.rollout.server,
+        .stop_token_ids = stops,
+        .vocab = decoder.architecture().vocab,
+        .write_weights = ServerWeights(decoder, settings.model.path, fs::path(settings.train.output_dir) / "server_weights")});
+  }
   sampling_ = {.sampler = sampler_.get(),
                .tokenizer = data.tokenizer.get(),
                .rewards = data.rewards.get(),
@@ -128,6 +138,8 @@ void Loop::resume() {
     evaluated_step_ = state_.extra.value("evaluated_step", int64_t{-1});
     saved_step_ = state_.step;
     checkpoint_ = *from;
+    // Whatever weights a server has by now. It is told at whole sync_steps only.
+    sampler_->weights_changed(state_.step - state_.step % settings_.rollout.server.sync_steps);
     hooks_.say(fmt::format("goes on from {}, {} of {} steps are done", from->string(), state_.step, total_steps_));
   }
   const bool has_metrics = fs::exists(fs::path(settings_.train.output_dir) / "metrics.jsonl");
@@ -187,16 +199,34 @@ void Loop::begin_generation() {
   generation_ = std::move(made);
 }
 
+// A step that runs a scoring pass first captures its prompts itself, for both.
 Captured Loop::captured_for(const MiniBatch& part) {
+  const bool twice = policy_->serves_gradient() && policy_->scores_first(part.batch);
+  int64_t budget = settings_.longstraw.memory_budget;
+  for (const auto& captured : generation_->captured) budget -= captured ? captured->held_bytes() : 0;
   Captured captured;
-  for (const size_t g : part.groups) captured.push_back(generation_->captured[g].get());
+  for (size_t i = 0; i < part.groups.size(); ++i) {
+    auto& held = generation_->captured[part.groups[i]];
+    const auto& group = part.batch[i];
+    const bool fits = captured_bytes(decoder_, int64_t(group.prompt_ids.size()), policy_->capture()) <= budget;
+    if (!held && twice && fits) {
+      size_t longest = 0;
+      for (const auto& response : group.responses) longest = std::max(longest, response.completion_ids.size());
+      const auto tokens = int64_t(group.prompt_ids.size());
+      held = std::make_unique<CapturedPrompt>(
+          decoder_, group.prompt_ids,
+          CaptureOptions{.longstraw = policy_->capture(), .lengths = {tokens + 1, tokens + int64_t(longest)}});
+      budget -= held->held_bytes();
+    }
+    captured.push_back(held.get());
+  }
   return captured;
 }
 
-// A prompt's state is good for the weights that made it.
+// A prompt's state is good for the weights that made it, unless it may be stale.
 void Loop::release_captured() {
-  const int64_t age = state_.step - generation_->captured_at;
-  if (settings_.train.stale_steps >= age) return;
+  const int64_t next_age = state_.step - generation_->captured_at;
+  if (next_age <= settings_.train.stale_steps) return;
   for (auto& captured : generation_->captured) captured.reset();
 }
 
@@ -222,17 +252,20 @@ void Loop::one_step() {
     };
   }
   hooks_.progress(fmt::format("step {}", step));
+  const int64_t age = state_.step - generation_->captured_at;
   Metrics metrics = optimizer_step(inputs);
+  const auto stale = metrics.find("longstraw/stale_prompts");
+  metrics["longstraw/staleness"] = stale != metrics.end() && stale->second > 0 ? double(age) : 0.0;
   state_.step = step;
   generation_->steps_done += 1;
   release_captured();
   if (reference_model_) reference_model_->after_step(step);
-  sampler_->weights_changed(step);
   metrics.merge(generation_figures_);
   generation_figures_.clear();
   if (generation_->steps_done == steps_of_generation(settings_.train)) generation_.reset();
   metrics["step_time"] = std::chrono::duration<double>(Clock::now() - start).count();
   journal_->step(step, metrics, latest());
+  sampler_->weights_changed(step);
 }
 
 Metrics Loop::latest() const {

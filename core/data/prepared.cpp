@@ -37,12 +37,6 @@ class TemporaryFolder {
   fs::path path_;
 };
 
-bool is_parquet(const fs::path& path) {
-  std::string suffix = path.extension().string();
-  std::transform(suffix.begin(), suffix.end(), suffix.begin(), [](unsigned char c) { return std::tolower(c); });
-  return suffix == ".parquet" || suffix == ".pq";
-}
-
 }  // namespace
 
 std::vector<PromptRow> prepared_prompts(const fs::path& path, const fs::path& model, ScoringProcess* python) {

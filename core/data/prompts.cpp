@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <unordered_map>
 
 namespace longstraw::core::data {
@@ -84,7 +85,16 @@ PromptRow prompt_row(json columns, const Place& place) {
 
 }  // namespace
 
+bool is_parquet(const std::filesystem::path& path) {
+  std::string suffix = path.extension().string();
+  std::transform(suffix.begin(), suffix.end(), suffix.begin(), [](unsigned char c) { return std::tolower(c); });
+  return suffix == ".parquet" || suffix == ".pq";
+}
+
 std::vector<PromptRow> read_prompts(const std::filesystem::path& path) {
+  if (is_parquet(path)) {
+    throw FormatError(fmt::format("{}: is Parquet, wanted JSONL: `longstraw prepare` makes it of the file", path.string()));
+  }
   LineReader reader(path);
   std::vector<PromptRow> rows;
   std::unordered_map<std::string, std::int64_t> line_of;

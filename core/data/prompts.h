@@ -18,7 +18,10 @@ struct PromptRow {
   nlohmann::json columns = nlohmann::json::object();    // every other column: what the reward function gets
 };
 
-// Throws FormatError naming file, line, key and value: no prompt, an empty one, a prompt_id that occurs twice.
+bool is_parquet(const std::filesystem::path& path);  // by its suffix
+
+// Throws FormatError naming file, line, key and value: no prompt, an empty one, a prompt_id that occurs twice; Parquet, which
+// prepared_prompts (prepared.h) reads.
 std::vector<PromptRow> read_prompts(const std::filesystem::path& path);
 
 }  // namespace longstraw::core::data

@@ -58,5 +58,10 @@ TEST_F(Prompts, that_cannot_be_used_are_refused_with_their_place) {
   EXPECT_THAT(refused(R"({"prompt": "x", "weight": NaN})"), HasSubstr("weight: got NaN, which is not JSON"));
 }
 
+TEST_F(Prompts, of_parquet_need_preparing) {
+  EXPECT_EQ(message_of<FormatError>([&] { read_prompts(scratch_.file("p.Parquet", "PAR1")); }),
+            "p.Parquet: is Parquet, wanted JSONL: `longstraw prepare` makes it of the file");
+}
+
 }  // namespace
 }  // namespace longstraw::core::data
