@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <optional>
+#include <utility>
 
 namespace longstraw {
 namespace {
@@ -169,9 +171,11 @@ class Sweeper {
   void replay_together(const Node& node, const std::vector<const Branch*>& branches, bool with_gradient) {
     const PhaseTimer timer(result_.replay_seconds, decoder_.device());
     check_weights();
+    std::vector<const Branch*> distinct;
+    const std::vector<int64_t> rows = rows_of(branches, distinct);
     std::vector<int64_t> ids, positions;
     std::vector<Span> spans;
-    for (const Branch* branch : branches) {
+    for (const Branch* branch : distinct) {
       spans.push_back({static_cast<int64_t>(ids.size()), static_cast<int64_t>(ids.size() + branch->tokens.size())});
       for (const int64_t token : branch->tokens) {
         positions.push_back(node.end() + static_cast<int64_t>(ids.size()) - spans.back().begin);
@@ -184,13 +188,34 @@ class Sweeper {
                                         .state_use = StateUse::kLeave,
                                         .gradients = gradients_};
     SegmentExecution execution(use);
-    const auto around = options_.around ? options_.around(execution, {use, branches}) : nullptr;
+    const auto around = options_.around ? options_.around(execution, {use, distinct}) : nullptr;
     core::model::Execution& outermost = around ? *around : execution;
     const at::Tensor hidden = run_layers(decoder_, ids, positions, options_.lengths, outermost, /*with_output=*/true);
-    const at::Tensor grad = run_loss(hidden, branches, with_gradient);
+    const bool shared = distinct.size() < branches.size();
+    const at::Tensor index = shared ? at::tensor(rows, at::kLong).to(decoder_.device()) : at::Tensor();
+    at::Tensor grad = run_loss(shared ? hidden.detach().index_select(0, index) : hidden, branches, with_gradient);
+    if (with_gradient && shared) grad = at::zeros_like(hidden, grad.options()).index_add_(0, index, grad);
     if (with_gradient) torch::autograd::backward({hidden}, {grad});
     result_.replayed_tokens += static_cast<int64_t>(ids.size());
     report("replay", result_.replayed_tokens);
+  }
+
+  // Responses of one token each, or equal ones but for their last, feed the same tokens: they are run once. For each row of
+  // `branches`, one after another, its row among the distinct ones. Traces are a number of each response, so those run by
+  // themselves.
+  std::vector<int64_t> rows_of(const std::vector<const Branch*>& branches, std::vector<const Branch*>& distinct) const {
+    std::map<std::vector<int64_t>, int64_t> first_row;
+    std::vector<int64_t> rows;
+    int64_t next = 0;
+    for (const Branch* branch : branches) {
+      const auto [found, is_new] = options_.around ? std::pair(first_row.end(), true) : first_row.try_emplace(branch->tokens, next);
+      const int64_t first = is_new ? next : found->second;
+      for (size_t j = 0; j < branch->tokens.size(); ++j) rows.push_back(first + static_cast<int64_t>(j));
+      if (!is_new) continue;
+      distinct.push_back(branch);
+      next += static_cast<int64_t>(branch->tokens.size());
+    }
+    return rows;
   }
 
   void go_backward(const Node& node, std::optional<SegmentGraph> graph) {
