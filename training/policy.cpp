@@ -16,6 +16,8 @@ using core::model::StepGradient;
 using core::model::TokenScores;
 using core::objective::ObjectiveConfig;
 
+constexpr int64_t kDefaultTail = 64;  // as `longstraw gradients` has it
+
 class ReferencePolicy final : public Policy {
  public:
   ReferencePolicy(const Settings& settings, ObjectiveConfig objective)
@@ -59,7 +61,10 @@ class LongstrawPolicy final : public Policy {
                  .entropy = true} {
     switch (settings.train.arm) {
       case Arm::kDetached: options_.longstraw.prompt_gradient = PromptGradient::kDetached; break;
-      case Arm::kTail: options_.longstraw.prompt_gradient = PromptGradient::kTail; break;
+      case Arm::kTail:
+        options_.longstraw.prompt_gradient = PromptGradient::kTail;
+        if (options_.longstraw.tail_tokens == 0) options_.longstraw.tail_tokens = kDefaultTail;
+        break;
       default: options_.longstraw.prompt_gradient = PromptGradient::kExact;
     }
   }

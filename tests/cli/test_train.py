@@ -334,3 +334,21 @@ def test_prompts_run_once_for_sampling_and_training(arguments, tmp_path):
         if "loss" in line:
             assert line["longstraw/captured_tokens"] == 0, line
             assert line["longstraw/reused_tokens"] == line["longstraw/sampled_prompt_tokens"] > 0, line
+
+
+def test_only_detached_goes_on_with_stale_states_and_says_how_old_they_are(arguments, tmp_path):
+    stale = ["--set", "train.stale_steps=2", "--set", "train.logging_steps=1", "--set", "objective.beta=0", "--set",
+             "train.sync_ref_model=false"]
+    refused(*arguments, "--out", tmp_path / "a", "--arm", "exact", *stale, names=["train.stale_steps", "exact"])
+    assert train(arguments, tmp_path / "b", "--arm", "detached", *stale).status == WITHIN
+    ages = [line["longstraw/staleness"] for line in metrics(tmp_path / "b") if "loss" in line]
+    assert ages == [0, 1, 2, 0] * 3  # four steps a generation, of which the last is too old
+
+
+def test_the_record_has_the_figures_of_metrics_jsonl(whole):
+    with h5py.File(whole / "record.h5") as file:
+        table = file["metrics"]
+        loss = table["names"].asstr()[...].tolist().index("loss")
+        losses = dict(zip(table["step"][...].tolist(), table["values"][:, loss].tolist()))
+    logged = {line["step"]: line["loss"] for line in metrics(whole) if "loss" in line}
+    assert logged and logged.items() <= losses.items()
