@@ -140,9 +140,8 @@ def test_a_run_that_is_done_says_so_and_changes_nothing(arguments, ended, whole)
     same(ended, whole)
 
 
-@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
-def test_a_signal_saves_and_the_run_goes_on_bit_for_bit(number, arguments, whole, tmp_path):
-    out = tmp_path / "out"
+def stop(arguments, out, number=signal.SIGTERM):
+    """Signals a run after its fourth step; it saves and leaves."""
     process = start(arguments, out)
     for line in process.stderr:
         if "step 4/12" in line:
@@ -150,10 +149,24 @@ def test_a_signal_saves_and_the_run_goes_on_bit_for_bit(number, arguments, whole
             break
     rest = process.communicate(timeout=60)
     assert process.returncode == WITHIN and "save" in rest[1], rest
-    stopped = max(int(path.name.split("-")[1]) for path in out.glob("checkpoint-*"))
-    assert 4 <= stopped < 12, rest
-    assert train(arguments, out).status == WITHIN
-    same(out, whole)
+    assert 4 <= max(int(path.name.split("-")[1]) for path in out.glob("checkpoint-*")) < 12, rest
+
+
+@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
+def test_a_signal_saves_and_the_run_goes_on_bit_for_bit(number, arguments, whole, tmp_path):
+    stop(arguments, tmp_path / "out", number)
+    assert train(arguments, tmp_path / "out").status == WITHIN
+    same(tmp_path / "out", whole)
+
+
+def test_adapters_go_on_bit_for_bit_too(arguments, tmp_path):
+    arguments = [*arguments, *settings(lora__r=2, train__sync_ref_model=False, train__merge_adapters=True)]
+    assert train(arguments, tmp_path / "whole").status == WITHIN
+    stop(arguments, tmp_path / "out")
+    assert train(arguments, tmp_path / "out").status == WITHIN
+    same(tmp_path / "out", tmp_path / "whole")
+    names = {path.name for path in (tmp_path / "out" / "checkpoint-12").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "merged"} <= names
 
 
 def test_a_second_signal_leaves_at_once(arguments, tmp_path):
