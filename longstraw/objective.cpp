@@ -25,6 +25,12 @@ LossTerm logprob_loss(double weight, double advantage, double logprob) {
   return {-weight * advantage * logprob, -weight * advantage};
 }
 
+// log r of the token, as its loss has it. Without old log-probs the ratio is 1 and its derivative by the log-prob still flows.
+double log_ratio_of(const Response& response, const GrpoObjective::ResponsePlan& plan, int64_t index, double logprob) {
+  if (plan.log_ratio) return *plan.log_ratio;
+  return response.old_logprobs ? logprob - (*response.old_logprobs)[index] : 0.0;
+}
+
 }  // namespace
 
 GrpoObjective::GrpoObjective(const Batch& batch, const ObjectiveConfig& config, double temperature, int64_t max_completion_length,
@@ -36,6 +42,15 @@ GrpoObjective::GrpoObjective(const Batch& batch, const ObjectiveConfig& config, 
       advantages_(group_advantages(batch, config, scores)),
       plans_(plan_responses({batch, config, max_completion_length, scores, advantages_})) {}
 
+LossTerm GrpoObjective::kl_term(const Response& response, const ResponsePlan& plan, int64_t index, double logprob) const {
+  const LossTerm kl = kl_loss(config_, logprob, (*response.ref_logprobs)[index]);
+  if (!corrects_kl(config_)) return kl;
+  const double ratio = std::exp(log_ratio_of(response, plan, index, logprob));
+  const double value = ratio * kl.value;
+  // (r kl)' = r kl' + r' kl. A ratio of the token's own has r' = r, also where it is 1; of a shared one all tokens have a part.
+  return {value, ratio * kl.derivative + plan.kl_pull.value_or(value)};
+}
+
 TokenLoss GrpoObjective::token(int64_t prompt, int64_t member, int64_t index, double logprob, double entropy) const {
   const Response& response = batch_[prompt].responses[member];
   const ResponsePlan& plan = plans_[prompt][member];
@@ -45,10 +60,7 @@ TokenLoss GrpoObjective::token(int64_t prompt, int64_t member, int64_t index, do
     policy = {plan.values[index], plan.derivatives[index]};
   } else if (plan.share[index] != 0.0) {
     const double advantage = advantages_[prompt][member];
-    // Without old log-probs the ratio is 1 and its derivative by the log-prob still flows.
-    const double log_ratio = plan.log_ratio          ? *plan.log_ratio
-                             : response.old_logprobs ? logprob - (*response.old_logprobs)[index]
-                                                     : 0.0;
+    const double log_ratio = log_ratio_of(response, plan, index, logprob);
     switch (config_.loss_type) {
       case LossType::kCispo: policy = logprob_loss(cispo_weight(config_, log_ratio), advantage, logprob); break;
       case LossType::kReinforce: policy = logprob_loss(1.0, advantage, logprob); break;
@@ -59,7 +71,7 @@ TokenLoss GrpoObjective::token(int64_t prompt, int64_t member, int64_t index, do
   }
   TokenLoss loss{.policy = plan.weight * policy.value, .derivative = plan.weight * policy.derivative};
   if (config_.beta > 0.0 && config_.kl_in == KlPlace::kLoss) {
-    const LossTerm kl = kl_loss(config_, logprob, (*response.ref_logprobs)[index]);
+    const LossTerm kl = kl_term(response, plan, index, logprob);
     loss.kl = plan.weight * config_.beta * kl.value;
     loss.derivative += plan.weight * config_.beta * kl.derivative;
   }

@@ -5,8 +5,9 @@
 //   L = Σ_i Σ_t m_it ( w_i e_it c_it policy_it + w_i β kl_it − v_i e_it entropy_coef H_it )
 //
 // m the completion mask, e the mask of top_entropy_quantile, c the sampler's correction, w_i from the aggregation, v_i = w_i
-// (dialect verl) or 1 / Σ m e over the step (trl). docs/objectives.md has the formulas of every loss_type. What couples the
-// tokens of a response (gspo, gmpo, rloo and importance_sampling_level: sequence, with old log-probs) or of the step
+// (dialect verl) or 1 / Σ m e over the step (trl); kl is multiplied by the ratio under use_bias_correction_kl.
+// docs/objectives.md has the formulas of every loss_type. What couples the tokens of a response (gspo, gmpo, rloo and
+// importance_sampling_level: sequence, with old log-probs or a KL term that shares the ratio) or of the step
 // (top_entropy_quantile; KL in the reward without old log-probs) needs a scoring pass at the weights of the step first:
 // needs_scores(). Values and derivatives of such policy losses are then constants of the response, taken from the scores.
 // The reference has its own batch formula; the two share no code.
@@ -20,6 +21,8 @@
 #include <vector>
 
 namespace longstraw {
+
+struct LossTerm;
 
 // A token's share of the loss, already weighted, and its derivatives.
 struct TokenLoss {
@@ -73,10 +76,14 @@ class GrpoObjective final : public TokenObjective {
     std::optional<double> log_ratio;  // of the whole response, where its tokens share one
     std::vector<double> values;       // by token: the policy loss, unweighted; of coupled losses only
     std::vector<double> derivatives;  // likewise, by the token's log-prob
+    std::optional<double> kl_pull;    // of the response's KL at each counted log-prob, through a shared ratio; unweighted
     bool has_gradient = false;
   };
 
  private:
+  // The token's KL, times the ratio if that is wanted; by its log-prob.
+  LossTerm kl_term(const core::data::Response& response, const ResponsePlan& plan, int64_t index, double logprob) const;
+
   const core::data::Batch& batch_;
   core::objective::ObjectiveConfig config_;
   double temperature_;

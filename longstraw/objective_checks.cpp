@@ -62,6 +62,13 @@ void check_one_loss(const ObjectiveConfig& config) {
   }
 }
 
+void check_kl(const ObjectiveConfig& config) {
+  if (config.use_bias_correction_kl.value_or(false) && config.beta > 0.0 && config.kl_in == KlPlace::kReward) {
+    refuse("use_bias_correction_kl", "true",
+           "kl_in: reward leaves no KL term in the loss that a ratio could multiply; leave it null");
+  }
+}
+
 void check_advantages(const ObjectiveConfig& config) {
   if (config.multi_objective_aggregation != RewardAggregation::kNormalizeThenSum) return;
   const std::string key = "multi_objective_aggregation", got = "normalize_then_sum";
@@ -81,6 +88,7 @@ void check_advantages(const ObjectiveConfig& config) {
 void check_objective(const ObjectiveConfig& config) {
   check_ratio(config);
   check_one_loss(config);
+  check_kl(config);
   check_advantages(config);
   if (config.importance_sampling_min > config.importance_sampling_cap) {
     refuse("importance_sampling_min", fmt::format("{}", config.importance_sampling_min),
@@ -91,6 +99,8 @@ void check_objective(const ObjectiveConfig& config) {
 bool needs_scores(const core::data::Batch& batch, const ObjectiveConfig& config) {
   if (config.top_entropy_quantile < 1.0) return true;
   const bool kl_in_reward = config.beta > 0.0 && config.kl_in == KlPlace::kReward;
+  // KL terms that share a ratio are needed for its gradient even where it is 1.
+  if (kl_is_coupled(config)) return true;
   const bool coupled = is_coupled(config);
   for (const auto& group : batch) {
     for (const auto& response : group.responses) {

@@ -140,12 +140,22 @@ void share_ratio(const PlanInputs& in, size_t p, size_t m, double tokens, Plan& 
   const LossTerm term = ratio_loss(in.config, *plan.log_ratio, in.advantages[p][m]);
   const double mean_share = std::accumulate(plan.share.begin(), plan.share.end(), 0.0) / tokens;
   for (size_t t = 0; t < plan.share.size(); ++t) {
-    const bool own = in.config.dialect == Dialect::kVerl && in.config.loss_type == LossType::kGspo;
     plan.values.push_back(plan.share[t] * term.value);
-    plan.derivatives.push_back(own                                                         ? plan.share[t] * term.derivative
+    plan.derivatives.push_back(pulls_at_own(in.config)                                     ? plan.share[t] * term.derivative
                                : counts(in.batch[p].responses[m], static_cast<int64_t>(t)) ? mean_share * term.derivative
                                                                                            : 0.0);
   }
+}
+
+// d/dlp_s of Σ_t m r kl_t through r = exp(mean of the log-ratios): r Σ_t m kl_t / T, the same at each counted token s.
+double shared_kl_pull(const PlanInputs& in, size_t p, size_t m, double tokens, double log_ratio) {
+  const Response& response = in.batch[p].responses[m];
+  const auto& logprobs = scored_logprobs(in.batch, in.scores, p, m);
+  double sum = 0.0;
+  for (size_t t = 0; t < logprobs.size(); ++t) {
+    if (counts(response, static_cast<int64_t>(t))) sum += kl_loss(in.config, logprobs[t], (*response.ref_logprobs)[t]).value;
+  }
+  return std::exp(log_ratio) * sum / tokens;
 }
 
 // −A exp(mean of the log-ratios, each clamped on the side where A would profit)
@@ -209,6 +219,7 @@ Plan plan_response(const PlanInputs& in, size_t p, size_t m, const StepCounts& s
     product_ratio(in, p, m, tokens, plan);
   } else if (is_coupled(in.config)) {
     share_ratio(in, p, m, tokens, plan);
+    if (kl_is_coupled(in.config)) plan.kl_pull = shared_kl_pull(in, p, m, tokens, *plan.log_ratio);
   }
   return plan;
 }

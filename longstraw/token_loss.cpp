@@ -65,6 +65,11 @@ LossTerm kl_loss(const ObjectiveConfig& config, double logprob, double reference
   return {std::min(value, kVerlKlOutput), flows ? 1.0 - std::exp(bounded) : 0.0};
 }
 
+bool corrects_kl(const ObjectiveConfig& config) {
+  if (config.beta == 0.0 || config.kl_in != core::objective::KlPlace::kLoss) return false;
+  return config.use_bias_correction_kl.value_or(config.dialect == Dialect::kTrl && config.kl == Kl::kK3);
+}
+
 bool counts(const core::data::Response& response, int64_t index) {
   return !response.completion_mask || (*response.completion_mask)[index] != 0;
 }
@@ -110,6 +115,12 @@ bool has_one_loss(LossType type) { return type == LossType::kGmpo || type == Los
 bool is_coupled(const ObjectiveConfig& config) {
   return config.loss_type == LossType::kGspo || has_one_loss(config.loss_type) ||
          config.importance_sampling_level == core::objective::ImportanceSamplingLevel::kSequence;
+}
+
+bool pulls_at_own(const ObjectiveConfig& config) { return config.dialect == Dialect::kVerl && config.loss_type == LossType::kGspo; }
+
+bool kl_is_coupled(const ObjectiveConfig& config) {
+  return corrects_kl(config) && is_coupled(config) && !has_one_loss(config.loss_type) && !pulls_at_own(config);
 }
 
 }  // namespace longstraw

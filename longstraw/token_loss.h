@@ -26,6 +26,9 @@ double cispo_weight(const core::objective::ObjectiveConfig& config, double log_r
 // kl of a token, by its log-prob.
 LossTerm kl_loss(const core::objective::ObjectiveConfig& config, double logprob, double reference);
 
+// Whether there is a KL term in the loss, and the ratio multiplies it.
+bool corrects_kl(const core::objective::ObjectiveConfig& config);
+
 // What the parts of the objective ask of a batch.
 bool counts(const core::data::Response& response, int64_t index);
 int64_t counted_tokens(const core::data::Response& response);
@@ -40,6 +43,10 @@ const std::vector<double>& scored_entropies(const core::data::Batch& batch, cons
 
 // Whether the tokens of a response share its policy loss.
 bool is_coupled(const core::objective::ObjectiveConfig& config);
+// Whether all tokens of a response have one ratio, and each token's term pulls at its own log-prob alone: verl's gspo.
+bool pulls_at_own(const core::objective::ObjectiveConfig& config);
+// Whether the tokens share its KL term: through the mean of their log-ratios.
+bool kl_is_coupled(const core::objective::ObjectiveConfig& config);
 // Whether a response has one loss rather than one a token: gmpo and rloo.
 bool has_one_loss(core::objective::LossType type);
 

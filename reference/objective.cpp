@@ -137,8 +137,7 @@ BatchObjective::Share BatchObjective::share(size_t prompt, size_t member, const 
   Share share;
   share.policy = sum(selected_R, policy_losses(config_, response, advantages_.at(prompt).at(member), counts_R, logprobs_R)) / own;
   if (kl_in_loss(config_)) {
-    const at::Tensor kl_R = kl_losses(config_, logprobs_R, row_like(*response.ref_logprobs, logprobs_R));
-    share.kl = config_.beta * sum(counts_R, kl_R) / own;
+    share.kl = config_.beta * sum(counts_R, kl_losses(config_, response, counts_R, logprobs_R)) / own;
   }
   if (wants_entropy()) {
     const double divisor = config_.dialect == Dialect::kTrl ? std::max(selected_tokens_, 1.0) : own;

@@ -13,6 +13,7 @@
 //   gmpo        l = -A exp(1/T_i Σ_t x_it m_it),  x = min(lp - lo, ε_high) if A > 0, max(lp - lo, -ε) if A < 0
 //   reinforce   l = -A lp
 //   kl          lp - lr (k1);  ½ (lp - lr)² (k2);  e^(lr - lp) - (lr - lp) - 1 (k3; verl clamps lr - lp to ±20 and this to ±10)
+//     use_bias_correction_kl       times r, or the sequence ratio; of k3 in TRL's dialect unless that says otherwise
 //   c           1, or exp(lo - ls) of the token or exp(Σ_t (lo - ls) m) of the response, with bounds; gmpo: the geometric mean of c
 //   s           1 if the token's entropy H is at or above the (1 - top_entropy_quantile) quantile of the step's tokens
 //

@@ -27,11 +27,10 @@ at::Tensor mean_of_counted(const at::Tensor& values_R, const at::Tensor& counts_
 
 double upper_epsilon(const ObjectiveConfig& config) { return config.epsilon_high.value_or(config.epsilon); }
 
-// log r of every token, by the level of the loss.
+// log r of every token, by the level of ratios.
 at::Tensor log_ratios(const ObjectiveConfig& config, const at::Tensor& counts_R, const at::Tensor& logprobs_R,
                       const at::Tensor& old_R) {
   const at::Tensor log_ratio_R = logprobs_R - old_R;
-  if (config.loss_type == LossType::kRloo) return counted(log_ratio_R, counts_R).sum().expand_as(log_ratio_R);
   const bool by_sequence =
       config.loss_type == LossType::kGspo || config.importance_sampling_level == ImportanceSamplingLevel::kSequence;
   if (!by_sequence) return log_ratio_R;
@@ -61,6 +60,10 @@ at::Tensor uncorrected_losses(const ObjectiveConfig& config, double advantage, c
                               const at::Tensor& logprobs_R, const at::Tensor& old_R) {
   if (config.loss_type == LossType::kReinforce) return -advantage * logprobs_R;
   if (config.loss_type == LossType::kGmpo) return gmpo_losses(config, advantage, counts_R, logprobs_R - old_R);
+  if (config.loss_type == LossType::kRloo) {
+    const at::Tensor log_ratio = counted(logprobs_R - old_R, counts_R).sum();
+    return clipped_losses(config, advantage, at::exp(log_ratio).expand_as(logprobs_R));
+  }
   const at::Tensor ratio_R = at::exp(log_ratios(config, counts_R, logprobs_R, old_R));
   if (config.loss_type == LossType::kCispo) {
     const at::Tensor weight_R = config.dialect == Dialect::kTrl ? ratio_R.clamp_max(upper_epsilon(config))
@@ -96,27 +99,7 @@ at::Tensor sampler_corrections(const ObjectiveConfig& config, const at::Tensor& 
   return at::exp(mean_of_counted(at::log(weight_R), counts_R)).expand_as(weight_R);
 }
 
-}  // namespace
-
-at::Tensor row_like(const std::vector<double>& values, const at::Tensor& like) {
-  return at::tensor(at::ArrayRef<double>(values), at::kDouble).to(like.options());
-}
-
-at::Tensor policy_losses(const ObjectiveConfig& config, const Response& response, double advantage, const at::Tensor& counts_R,
-                         const at::Tensor& logprobs_R) {
-  // What doesn't count is a constant from here on: an infinite log-prob there must not reach a sum, nor its gradient.
-  const at::Tensor current_R = counted(logprobs_R, counts_R);
-  const at::Tensor old_R =
-      response.old_logprobs ? counted(row_like(*response.old_logprobs, logprobs_R), counts_R) : current_R.detach();
-  const at::Tensor loss_R = uncorrected_losses(config, advantage, counts_R, current_R, old_R);
-  const bool corrects =
-      config.importance_sampling_correction != SamplerCorrection::kNone && response.old_logprobs && response.sampling_logprobs;
-  if (!corrects) return loss_R;
-  return loss_R *
-         sampler_corrections(config, counts_R, old_R, counted(row_like(*response.sampling_logprobs, logprobs_R), counts_R));
-}
-
-at::Tensor kl_losses(const ObjectiveConfig& config, const at::Tensor& logprobs_R, const at::Tensor& reference_R) {
+at::Tensor kl_estimates(const ObjectiveConfig& config, const at::Tensor& logprobs_R, const at::Tensor& reference_R) {
   const at::Tensor difference_R = reference_R - logprobs_R;
   switch (config.kl) {
     case Kl::kK1: return -difference_R;
@@ -128,6 +111,40 @@ at::Tensor kl_losses(const ObjectiveConfig& config, const at::Tensor& logprobs_R
     }
   }
   throw ConfigError("objective.kl: unknown estimator");
+}
+
+// lo, or the current policy's own without a gradient.
+at::Tensor old_logprobs(const Response& response, const at::Tensor& counts_R, const at::Tensor& current_R) {
+  return response.old_logprobs ? counted(row_like(*response.old_logprobs, current_R), counts_R) : current_R.detach();
+}
+
+}  // namespace
+
+at::Tensor row_like(const std::vector<double>& values, const at::Tensor& like) {
+  return at::tensor(at::ArrayRef<double>(values), at::kDouble).to(like.options());
+}
+
+at::Tensor policy_losses(const ObjectiveConfig& config, const Response& response, double advantage, const at::Tensor& counts_R,
+                         const at::Tensor& logprobs_R) {
+  // What doesn't count is a constant from here on: an infinite log-prob there must not reach a sum, nor its gradient.
+  const at::Tensor current_R = counted(logprobs_R, counts_R);
+  const at::Tensor old_R = old_logprobs(response, counts_R, current_R);
+  const at::Tensor loss_R = uncorrected_losses(config, advantage, counts_R, current_R, old_R);
+  const bool corrects =
+      config.importance_sampling_correction != SamplerCorrection::kNone && response.old_logprobs && response.sampling_logprobs;
+  if (!corrects) return loss_R;
+  return loss_R *
+         sampler_corrections(config, counts_R, old_R, counted(row_like(*response.sampling_logprobs, logprobs_R), counts_R));
+}
+
+at::Tensor kl_losses(const ObjectiveConfig& config, const Response& response, const at::Tensor& counts_R,
+                     const at::Tensor& logprobs_R) {
+  const at::Tensor current_R = counted(logprobs_R, counts_R);
+  const at::Tensor reference_R = counted(row_like(*response.ref_logprobs, logprobs_R), counts_R);
+  const at::Tensor kl_R = kl_estimates(config, current_R, reference_R);
+  const bool as_trl = config.dialect == Dialect::kTrl && config.kl == Kl::kK3;
+  if (!config.use_bias_correction_kl.value_or(as_trl)) return kl_R;
+  return kl_R * at::exp(log_ratios(config, counts_R, current_R, old_logprobs(response, counts_R, current_R)));
 }
 
 }  // namespace longstraw::reference

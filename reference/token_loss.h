@@ -12,7 +12,9 @@ namespace longstraw::reference {
 at::Tensor policy_losses(const core::objective::ObjectiveConfig& config, const core::data::Response& response, double advantage,
                          const at::Tensor& counts_R, const at::Tensor& logprobs_R);
 
-at::Tensor kl_losses(const core::objective::ObjectiveConfig& config, const at::Tensor& logprobs_R, const at::Tensor& reference_R);
+// The KL term, from the response's ref_logprobs; times the ratio where use_bias_correction_kl has it.
+at::Tensor kl_losses(const core::objective::ObjectiveConfig& config, const core::data::Response& response,
+                     const at::Tensor& counts_R, const at::Tensor& logprobs_R);
 
 // A row of numbers as a tensor like another.
 at::Tensor row_like(const std::vector<double>& values, const at::Tensor& like);

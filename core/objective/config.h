@@ -20,7 +20,7 @@ constexpr auto names_of(LossType) {
                     EnumName{LossType::kRloo, "rloo"}, EnumName{LossType::kReinforce, "reinforce"}};
 }
 
-// Whose formula where two share a name: cispo's bounds, the clamps of k3.
+// Whose formula where two share a name; docs/objectives.md lists where.
 enum class Dialect { kTrl, kVerl };
 constexpr auto names_of(Dialect) {
   using config::EnumName;
@@ -108,6 +108,7 @@ struct ObjectiveConfig {
   double beta = 0.0;
   Kl kl = Kl::kK3;
   KlPlace kl_in = KlPlace::kLoss;
+  std::optional<bool> use_bias_correction_kl;
   double entropy_coef = 0.0;
   double top_entropy_quantile = 1.0;
   SamplerCorrection importance_sampling_correction = SamplerCorrection::kSequenceMask;
@@ -119,7 +120,7 @@ struct ObjectiveConfig {
     using C = ObjectiveConfig;
     return std::tuple{
         field("loss_type", &C::loss_type, "the token loss, and with it how token losses are averaged"),
-        field("dialect", &C::dialect, "whose formula where TRL and verl differ under one name (cispo, k3)"),
+        field("dialect", &C::dialect, "whose formula where TRL and verl differ under one name (cispo, gspo, k3, entropy bonus)"),
         field("aggregation", &C::aggregation, "how token losses are averaged; null: as loss_type does"),
         field("importance_sampling_level", &C::importance_sampling_level, "ratio of each token, or of the whole response"),
         field("epsilon", &C::epsilon, "the ratio is clipped below at 1 - epsilon", at_least(0)),
@@ -139,13 +140,16 @@ struct ObjectiveConfig {
         field("beta", &C::beta, "weight of the KL term; above 0 it needs ref_logprobs", at_least(0)),
         field("kl", &C::kl, "estimator of the KL term in the loss"),
         field("kl_in", &C::kl_in, "where the KL term goes: into the loss, or (summed, k1) off the reward"),
+        field("use_bias_correction_kl", &C::use_bias_correction_kl,
+              "multiplies the KL term in the loss by the ratio, gradient and all; null: for k3 under dialect trl, as TRL does"),
         field("entropy_coef", &C::entropy_coef, "weight of the entropy bonus", at_least(0)),
         field("top_entropy_quantile", &C::top_entropy_quantile,
               "share of the step's tokens, those of highest entropy, that have a loss", above_up_to(0, 1)),
         field("importance_sampling_correction", &C::importance_sampling_correction,
               "weights exp(old - sampling log-prob) for responses of another engine (those with both columns)"),
         field("importance_sampling_cap", &C::importance_sampling_cap, "largest weight of that correction", above(0)),
-        field("importance_sampling_min", &C::importance_sampling_min, "of the masking ones: smallest weight", at_least(0)),
+        field("importance_sampling_min", &C::importance_sampling_min,
+              "its smallest weight: below, truncating ones raise it, masking ones drop it", at_least(0)),
     };
   }
   bool operator==(const ObjectiveConfig&) const = default;

@@ -26,7 +26,7 @@ def test_so_does_the_reference(monkeypatch, capsys):
     assert status(monkeypatch, "--arms", "reference", "--only", "grpo") == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrong", ["epsilon=0.1", "beta=0.05", "scale_rewards=none", "loss_type=dapo"])
+@pytest.mark.parametrize("wrong", ["epsilon=0.1", "beta=0.05", "scale_rewards=none", "loss_type=dapo", "use_bias_correction_kl=false"])
 def test_another_objective_on_one_side_is_seen(wrong, monkeypatch, capsys):
     assert status(monkeypatch, "--arms", "exact", "--only", "grpo, clipped", "--wrong", wrong) == 1
     assert "beyond" in capsys.readouterr().out

@@ -71,6 +71,7 @@ RunConfig any_config() {
   c.objective.scale_rewards = *any_of_enum<objective::ScaleRewards>();
   c.objective.beta = *rc::gen::map(any_finite(), [](double x) { return std::abs(x); });
   c.objective.kl = *any_of_enum<objective::Kl>();
+  c.objective.use_bias_correction_kl = *maybe(rc::gen::arbitrary<bool>());
   c.objective.epsilon_high = *maybe(positive());
   c.objective.delta = *maybe(positive());
   c.longstraw.prompt_gradient = *any_of_enum<PromptGradient>();

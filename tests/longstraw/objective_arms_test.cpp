@@ -58,6 +58,7 @@ ObjectiveConfig any_config() {
   config.beta = any_of<double>({0.0, 0.2});
   config.kl = any_named<Kl>();
   config.kl_in = any_of<KlPlace>({KlPlace::kLoss, KlPlace::kLoss, KlPlace::kReward});
+  config.use_bias_correction_kl = any_of<std::optional<bool>>({std::nullopt, true, false});
   config.entropy_coef = any_of<double>({0.0, 0.1});
   config.top_entropy_quantile = any_of<double>({1.0, 1.0, 0.45});
   config.importance_sampling_correction = any_named<SamplerCorrection>();

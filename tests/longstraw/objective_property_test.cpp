@@ -113,6 +113,27 @@ TEST(ObjectiveDerivatives, OfSharedRatiosUnderTokenWeightsAndMasks) {
   }
 }
 
+TEST(ObjectiveDerivatives, OfAKlThatTheRatioMultiplies) {
+  for (const LossType type : kTypes) {
+    const bool can_share = type != LossType::kGmpo && type != LossType::kRloo && type != LossType::kReinforce;
+    for (const auto level : {ImportanceSamplingLevel::kToken, ImportanceSamplingLevel::kSequence}) {
+      if (level == ImportanceSamplingLevel::kSequence && !can_share) continue;
+      for (const Kl kl : {Kl::kK1, Kl::kK2, Kl::kK3}) {
+        SCOPED_TRACE(core::config::name_of(type));
+        ObjectiveConfig config = configured(type, Dialect::kTrl);
+        config.importance_sampling_level = level;
+        config.kl = kl;
+        config.use_bias_correction_kl = true;
+        const Step step = random_step(8, {});
+        expect_derivatives_of_the_loss(step, config);
+        ObjectiveConfig plain = config;
+        plain.use_bias_correction_kl = false;
+        EXPECT_NE(total(step, config).loss, total(step, plain).loss);
+      }
+    }
+  }
+}
+
 TEST(ObjectiveDerivatives, OfDualClipAndCap) {
   ObjectiveConfig config = configured(LossType::kGrpo, Dialect::kTrl);
   config.delta = 1.35;
@@ -148,6 +169,7 @@ ObjectiveConfig any_config(bool with_entropies) {
   }
   config.beta = pick(std::array{0.0, 0.3});
   config.kl = pick(std::array{Kl::kK1, Kl::kK2, Kl::kK3});
+  config.use_bias_correction_kl = pick(std::array<std::optional<bool>, 3>{std::nullopt, true, false});
   config.importance_sampling_correction = pick(std::array{SamplerCorrection::kNone, SamplerCorrection::kSequenceMask});
   config.importance_sampling_cap = 1.3;
   if (with_entropies) config.entropy_coef = pick(std::array{0.0, 0.1});

@@ -136,6 +136,39 @@ TEST(StreamingObjective, OnPolicyRatioIsOneAndItsGradientFlows) {
   EXPECT_EQ(token.derivative, -3.0);
 }
 
+TEST(StreamingObjective, KlTimesTheRatioPullsByTheLogRatioToTheReferenceWhereTheRatioIsOne) {
+  const auto at = [](const ObjectiveConfig& config) { return of_one_token(one_token(0.0, {}, -2.5), config, -1.0); };
+  ObjectiveConfig config{.beta = 1.0};
+  const double k3 = std::exp(-1.5) + 0.5;
+  EXPECT_DOUBLE_EQ(at(config).kl, k3);
+  EXPECT_DOUBLE_EQ(at(config).derivative, 1.5);  // k3' + k3 = lp - lr: that of the reverse KL
+  config.use_bias_correction_kl = false;
+  EXPECT_DOUBLE_EQ(at(config).derivative, 1.0 - std::exp(-1.5));
+  config = {.dialect = core::objective::Dialect::kVerl, .beta = 1.0};
+  EXPECT_DOUBLE_EQ(at(config).derivative, 1.0 - std::exp(-1.5)) << "verl has the plain one";
+  config.use_bias_correction_kl = true;
+  EXPECT_DOUBLE_EQ(at(config).derivative, 1.5);
+  config = {.beta = 1.0, .kl = core::objective::Kl::kK1};
+  EXPECT_DOUBLE_EQ(at(config).derivative, 1.0) << "TRL has k3 alone";
+}
+
+TEST(StreamingObjective, KlTimesASharedRatioPullsAtEveryTokenByTheirMean) {
+  Batch batch = one_token(0.0, {});
+  batch[0].responses[0].completion_ids = {0, 0, 0};
+  batch[0].responses[0].completion_mask = {1, 0, 1};
+  batch[0].responses[0].ref_logprobs = {-1.0, -9.0, -3.0};
+  const core::model::TokenScores scores{.logprobs = {{{-1.0, -1.0, -2.0}}}};  // kl 0, uncounted, and e^-1
+  const ObjectiveConfig config{.loss_type = core::objective::LossType::kGspo, .beta = 1.0};
+  ASSERT_TRUE(needs_scores(batch, config)) << "the ratio is 1, its gradient needs the other tokens' KL";
+  const GrpoObjective objective(batch, config, 1.0, 3, scores);
+  const double kl = std::exp(-1.0);
+  EXPECT_DOUBLE_EQ(objective.token(0, 0, 0, -1.0, 0.0).derivative, 0.5 * (kl / 2));
+  EXPECT_DOUBLE_EQ(objective.token(0, 0, 2, -2.0, 0.0).derivative, 0.5 * (1.0 - kl + kl / 2));
+  EXPECT_EQ(objective.token(0, 0, 1, -1.0, 0.0).derivative, 0.0);
+  EXPECT_THAT([&] { GrpoObjective(batch, config, 1.0, 3); },
+              testing::ThrowsMessage<ConfigError>(testing::HasSubstr("scoring pass")));
+}
+
 Batch rewarded(const std::vector<std::optional<double>>& rewards) {
   Batch batch{{.prompt_id = "p", .prompt_ids = {0}}};
   for (const auto& reward : rewards) batch[0].responses.push_back({.completion_ids = {0}, .reward = reward});
@@ -176,6 +209,7 @@ TEST(StreamingObjective, WhatCannotBeIsRefusedByItsKey) {
       {"multi_objective_aggregation: normalize_then_sum, advantage_estimator: rloo", "objective.multi_objective_aggregation"},
       {"multi_objective_aggregation: normalize_then_sum, dialect: verl", "objective.multi_objective_aggregation"},
       {"multi_objective_aggregation: normalize_then_sum, beta: 0.1, kl_in: reward", "objective.multi_objective_aggregation"},
+      {"use_bias_correction_kl: true, beta: 0.1, kl_in: reward", "objective.use_bias_correction_kl"},
       {"importance_sampling_min: 4", "objective.importance_sampling_min"},
   };
   const Batch batch = rewarded({1.0, 0.0});
@@ -202,6 +236,8 @@ TEST(StreamingObjective, AsksForAScoringPassWhereItNeedsOneAndSaysSoWithoutIt) {
   EXPECT_TRUE(needs_scores(batch, config));
   config = {.top_entropy_quantile = 0.5};
   EXPECT_TRUE(needs_scores(batch, config));
+  config = {.beta = 0.1};
+  EXPECT_FALSE(needs_scores(batch, config)) << "a KL times its own token's ratio";
   config = {.beta = 0.1, .kl_in = core::objective::KlPlace::kReward};
   EXPECT_FALSE(needs_scores(batch, config));
   batch[0].responses[0].old_logprobs.reset();

@@ -220,6 +220,35 @@ TEST(ReferenceObjective, AMaskedTokenCountsNowhereEvenIfItIsInfinite) {
   EXPECT_EQ(got.gradient[0][1], 0.0);
 }
 
+TEST(ReferenceObjective, KlTimesTheRatioHasTheGradientOfTheReverseKlOnPolicy) {
+  Batch batch = one_response({-1.0, -2.0}, 0.0);
+  batch[0].responses[0].old_logprobs.reset();
+  batch[0].responses[0].ref_logprobs = {-2.5, -1.5};
+  ObjectiveConfig config;
+  config.beta = 1.0;
+  const auto pull = [&] { return evaluate(batch, config, 2, Rows{{-1.0, -2.0}}).gradient[0]; };
+  // k3' + k3 = lp - lr; a rounding each of e^(lr - lp) and of the two sums that it is in.
+  EXPECT_NEAR(pull()[0], 0.5 * 1.5, 4e-16);
+  EXPECT_NEAR(pull()[1], 0.5 * -0.5, 4e-16);
+  config.use_bias_correction_kl = false;
+  EXPECT_DOUBLE_EQ(pull()[0], 0.5 * (1 - std::exp(-1.5)));
+  config = {};
+  config.beta = 1.0;
+  config.dialect = core::objective::Dialect::kVerl;
+  EXPECT_DOUBLE_EQ(pull()[0], 0.5 * (1 - std::exp(-1.5))) << "verl has the plain one";
+}
+
+TEST(ReferenceObjective, AMaskedTokenHasNoKlEvenIfItIsInfinite) {
+  Batch batch = one_response({-1.0, -1.0}, 0.0);
+  batch[0].responses[0].completion_mask = std::vector<uint8_t>{1, 0};
+  batch[0].responses[0].ref_logprobs = {-2.0, -1.0};
+  ObjectiveConfig config;
+  config.beta = 1.0;
+  const auto got = evaluate(batch, config, 2, Rows{{-1.0, -INFINITY}});
+  EXPECT_DOUBLE_EQ(got.loss, std::exp(-1.0));
+  EXPECT_EQ(got.gradient[0][1], 0.0);
+}
+
 TEST(ReferenceObjective, KlWithoutReferenceLogprobsIsRefused) {
   ObjectiveConfig config;
   config.beta = 0.1;
