@@ -6,6 +6,8 @@
 #include "app/read_batch.h"
 #include "app/write_record.h"
 
+#include "longstraw/objective.h"
+
 #include <fmt/format.h>
 
 namespace longstraw::app {
@@ -31,6 +33,7 @@ ExitStatus run_gradients(const GradientsOptions& options, const RunConfig& confi
   if (options.reference_cut != "none" && arm != Arm::kReference) {
     throw ConfigError("--reference-cut: only the reference arm has one");
   }
+  check_objective(config.objective);
   require_writable_record(options.out);
   Progress progress;
   const core::data::Batch batch = read_batch(config);

@@ -11,6 +11,7 @@
 #include "core/base/atomic_file.h"
 #include "core/config/load.h"
 #include "core/model/architecture.h"
+#include "longstraw/objective.h"
 
 #include <fmt/format.h>
 #include <torch/version.h>
@@ -180,6 +181,7 @@ void write_tables(const StudyOptions& options) {
 }
 
 ExitStatus run_study(const StudyOptions& options, const RunConfig& config) {
+  check_objective(config.objective);
   StudyGrid grid = options.grid;
   if (grid.seeds.empty()) grid.seeds = {int64_t(config.rollout.seed)};
   const std::vector<StudyPoint> points = points_of(grid, /*smallest_group=*/2);  // one response has no advantage

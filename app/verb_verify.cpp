@@ -9,6 +9,7 @@
 #include "app/verify_run.h"
 
 #include "core/base/atomic_file.h"
+#include "longstraw/objective.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -72,6 +73,7 @@ void write_text(const fs::path& path, const std::string& text) {
 
 ExitStatus run_verify(const VerifyOptions& options, const RunConfig& config) {
   require_gate(config.compare.gate);
+  check_objective(config.objective);
   if (!config.data.rollouts && !config.data.prompts) {
     throw ConfigError("data: neither rollouts nor prompts is given, wanted one of them");
   }

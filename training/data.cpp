@@ -39,12 +39,24 @@ void set_up_rewards(Data& data, const Settings& settings) {
   }
 }
 
-// A file's parts have no names.
+// A file's parts have no names, but for those of data.reward where they are as many.
 void name_parts(Data& data) {
-  if (!data.rollouts || !data.reward_names.empty()) return;
-  for (size_t k = 0; k < data.rollouts->front().responses.front().reward_parts.size(); ++k) {
-    data.reward_names.push_back(fmt::format("reward_{}", k + 1));
+  if (!data.rollouts) return;
+  const size_t parts = data.rollouts->front().responses.front().reward_parts.size();
+  if (parts == data.reward_names.size() || (parts == 0 && data.reward_names.size() == 1)) return;
+  data.reward_names.clear();
+  for (size_t k = 0; k < parts; ++k) data.reward_names.push_back(fmt::format("reward_{}", k + 1));
+}
+
+// A file that has sums alone: the penalty is added to the sum as a second part, whatever the weights of its parts were.
+void split_sums(Data& data) {
+  if (!data.rollouts || !data.rollouts->front().responses.front().reward_parts.empty()) return;
+  for (auto& group : *data.rollouts) {
+    for (auto& response : group.responses) {
+      if (response.reward_parts.empty()) response.reward_parts = {response.reward};
+    }
   }
+  data.objective.reward_weights.reset();
 }
 
 }  // namespace
@@ -70,6 +82,7 @@ Data read_data(const Settings& settings, const Hooks& hooks) {
     data.eval_prompts.emplace(read_prompts(*settings.train.eval_prompts, "train.eval_prompts", settings, data, hooks));
   }
   if (data.rewards && samples) data.rewards->prepare();
+  if (settings.train.soft_punish_cache > 0) split_sums(data);
   name_parts(data);
   if (settings.train.soft_punish_cache > 0) {
     data.reward_names.emplace_back(kOverlongPenalty);

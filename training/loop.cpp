@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 
 namespace longstraw::training {
 namespace {
@@ -39,6 +40,12 @@ int64_t tokens_of(const core::data::Batch& batch) {
     for (const auto& response : group.responses) tokens += int64_t(group.prompt_ids.size() + response.completion_ids.size());
   }
   return tokens;
+}
+
+int64_t failed_reward_calls(const Data& data) {
+  if (!data.rewards) return 0;
+  const auto failed = data.rewards->failed_calls();
+  return std::accumulate(failed.begin(), failed.end(), int64_t{0});
 }
 
 }  // namespace
@@ -183,6 +190,7 @@ void Loop::begin_generation() {
                               .source = *source_,
                               .reference_model = reference_model_.get(),
                               .can_resample = data_.rewards && !settings_.data.rollouts};
+  const int64_t failed_before = failed_reward_calls(data_);
   Generation made = maker.make(at);
   made.captured_at = state_.step;
   journal_->rewards(made.batch, state_.step + 1, "train", data_.reward_names);
@@ -191,6 +199,10 @@ void Loop::begin_generation() {
   generation_figures_["longstraw/seconds/rewards"] = made.reward_seconds;
   generation_figures_["longstraw/seconds/old_and_reference_logprobs"] = made.scoring_seconds;
   generation_figures_["longstraw/sampled_prompt_tokens"] = double(made.sampled_prompt_tokens);
+  // Only then does a run outlive a failed call.
+  if (data_.rewards && settings_.data.reward_errors == core::data::RewardErrors::kNull) {
+    generation_figures_["longstraw/failed_reward_calls"] = double(failed_reward_calls(data_) - failed_before);
+  }
   if (settings_.train.dynamic_sampling_tries > 0) generation_figures_["longstraw/dropped_groups"] = double(made.dropped_groups);
   state_.epoch = at.epoch;
   state_.position = at.taken;
@@ -287,8 +299,9 @@ void Loop::evaluate_now() {
   rollout.temperature = settings_.train.eval_temperature;
   SamplingParts sampling = sampling_;
   sampling.sampler = eval_sampler_.get();
-  const Evaluation evaluation = evaluate(*data_.eval_prompts, rollout, settings_.train.seed, sampling, data_.reward_names);
-  journal_->rewards(evaluation.batch, state_.step, "eval", data_.reward_names);
+  const std::vector<std::string>& names = data_.rewards->names();  // no penalty here
+  const Evaluation evaluation = evaluate(*data_.eval_prompts, rollout, settings_.train.seed, sampling, names);
+  journal_->rewards(evaluation.batch, state_.step, "eval", names);
   journal_->evaluation(state_.step, evaluation.metrics);
   evaluated_step_ = state_.step;
   const double reward = evaluation.metrics.at("eval_reward");

@@ -1,5 +1,7 @@
 #include "training/metrics.h"
 
+#include "longstraw/token_loss.h"
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -132,6 +134,18 @@ double kl_estimate(const ObjectiveConfig& objective, double logprob, double refe
   return clamped ? std::clamp(estimate, -10.0, 10.0) : estimate;
 }
 
+// What multiplies the KL of each token under use_bias_correction_kl.
+std::vector<double> kl_ratios(const ObjectiveConfig& objective, const Response& response, const std::vector<double>& logprobs) {
+  std::vector<double> ratios(logprobs.size(), 1.0);
+  if (!corrects_kl(objective) || !response.old_logprobs) return ratios;
+  const auto log_ratio = [&](size_t t) { return logprobs[t] - (*response.old_logprobs)[t]; };
+  const bool shared =
+      objective.importance_sampling_level == ImportanceSamplingLevel::kSequence || objective.loss_type == LossType::kGspo;
+  const double mean = shared ? over_tokens(response, log_ratio).mean() : 0.0;
+  for (size_t t = 0; t < ratios.size(); ++t) ratios[t] = std::exp(shared ? mean : log_ratio(t));
+  return ratios;
+}
+
 bool is_sequence_level(const ObjectiveConfig& objective) {
   return objective.importance_sampling_level == ImportanceSamplingLevel::kSequence || objective.loss_type == LossType::kGspo ||
          objective.loss_type == LossType::kGmpo;
@@ -204,8 +218,10 @@ Metrics step_metrics(const Batch& batch, const StepGradient& gradient, const Obj
       const Response& response = batch[g].responses[m];
       with_kl = with_kl && response.ref_logprobs.has_value();
       if (with_kl) {
-        kl.add(over_tokens(
-            response, [&](size_t t) { return kl_estimate(objective, gradient.logprobs[g][m][t], (*response.ref_logprobs)[t]); }));
+        const std::vector<double>& logprobs = gradient.logprobs[g][m];
+        const std::vector<double> ratios = kl_ratios(objective, response, logprobs);
+        kl.add(over_tokens(response,
+                           [&](size_t t) { return ratios[t] * kl_estimate(objective, logprobs[t], (*response.ref_logprobs)[t]); }));
       }
       if (!gradient.entropies.empty()) entropy.add(over_tokens(response, [&](size_t t) { return gradient.entropies[g][m][t]; }));
     }

@@ -1,6 +1,7 @@
 #include "training/settings.h"
 
 #include "core/base/errors.h"
+#include "longstraw/objective.h"
 
 #include <fmt/format.h>
 
@@ -27,6 +28,15 @@ void check_data(const Settings& settings, Problems& problems) {
   }
   if (!settings.rollout.server.url.empty() && settings.data.rollouts) {
     problems.emplace_back("rollout.server.url: data.rollouts has the responses already, wanted one of them");
+  }
+}
+
+// For every arm: rewards compare arms, and what one of them refuses can't be compared.
+void check_loss(const Settings& settings, Problems& problems) {
+  try {
+    check_objective(settings.objective);
+  } catch (const ConfigError& refused) {
+    problems.emplace_back(refused.what());
   }
 }
 
@@ -64,6 +74,7 @@ void check_steps(const Settings& settings, Problems& problems) {
 void check_settings(const Settings& settings) {
   Problems problems;
   check_data(settings, problems);
+  check_loss(settings, problems);
   check_reference_model(settings, problems);
   check_steps(settings, problems);
   if (!problems.empty()) throw ConfigError(fmt::format("{}", fmt::join(problems, "\n")));
