@@ -83,7 +83,8 @@ def trained(tmp_path_factory):
 
 @needs_compare
 def test_draws_reward_curves_and_the_verdicts_of_the_comparator(trained, tmp_path, monkeypatch):
-    notebook = execute("reward_curves", tmp_path, monkeypatch, LONGSTRAW_REWARDS=trained, LONGSTRAW_COMPARE=COMPARE)
+    folders = os.pathsep.join(str(trained / task) for task in ("pairs3", "pairs4"))
+    notebook = execute("reward_curves", tmp_path, monkeypatch, LONGSTRAW_REWARDS=folders, LONGSTRAW_COMPARE=COMPARE)
     check_pictures(tmp_path, {"curves", "verdicts"})
     outputs = outputs_of(notebook)
     assert outputs[0].text == "40 runs; tasks: pairs3, pairs4; ways: reference, exact, tail 2, tail 4, detached; seeds: 0, 1, 2, 3\n"
