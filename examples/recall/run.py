@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import make_task  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-# Difficulties: pairs in a prompt, supervised steps before, group size, optimizer steps.
+# Difficulties: pairs in a prompt, share of right answers that supervised steps reach before, group size, optimizer steps.
 TASKS = {
-    "scratch": {"pairs": 3, "warm_steps": 0, "generations": 16, "steps": 500},
-    "warm": {"pairs": 4, "warm_steps": 80, "generations": 8, "steps": 300},
+    "scratch": {"pairs": 3, "warm_until": 0.0, "generations": 16, "steps": 500},
+    "warm": {"pairs": 4, "warm_until": 0.5, "generations": 8, "steps": 300},
 }
 # Name, arm, tail tokens. The prompt's state holds 2 tokens a pair; the last token, the asked key, always has its gradient.
 WAYS = {
@@ -117,7 +117,7 @@ def main():
         task = dict(TASKS[name], **({"steps": args.steps} if args.steps else {}))
         folder = args.folder / name
         if not all((folder / f"model-{seed}" / "model.safetensors").exists() for seed in seeds):
-            make_task.make(folder, task["pairs"], seeds, task["warm_steps"])
+            make_task.make(folder, task["pairs"], seeds, task["warm_until"])
         spent = run_all(folder, task, ways, seeds, args.jobs)
         print(f"seconds of training: {', '.join(f'{way} {seconds:.0f}' for way, seconds in spent.items())}", flush=True)
         for way in [way for way in ways if way != "reference" and "reference" in ways]:
