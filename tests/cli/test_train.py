@@ -267,6 +267,52 @@ def test_missing_rewards_go_on_when_asked_to(arguments, inputs, tmp_path):
     done = train(arguments, tmp_path / "out", "--set", f"data.reward=['{inputs / 'rewards.py'}:even', '{tmp_path / 'bad.py'}:bad']",
                  "--set", "data.reward_errors='null'")
     assert done.status == WITHIN and "no marks today" in done.err, done
+    # One call of a generation's four steps; those of evaluations are not among them.
+    failed = {line["step"]: line["longstraw/failed_reward_calls"] for line in metrics(tmp_path / "out") if "longstraw/failed_reward_calls" in line}
+    assert failed == {2: 1.0, 6: 1.0, 10: 1.0}
+
+
+PENALIZED = settings(train__soft_punish_cache=4, train__max_steps=1, train__num_iterations=1, train__logging_steps=1, objective__beta=0.0,
+                     train__sync_ref_model=False)
+
+
+@pytest.mark.parametrize("arm", ("reference", "exact"))
+def test_the_overlong_penalty_is_one_more_reward_beside_weighted_ones(arm, arguments, tmp_path):
+    done = train(arguments, tmp_path / "out", "--arm", arm, *PENALIZED, "--set", "objective.reward_weights=[1, 2]")
+    assert done.status == WITHIN, done
+    line, evaluation = metrics(tmp_path / "out")
+    parts = [line[f"rewards/{name}/mean"] for name in ("even", "wanted", "soft_overlong_punishment")]
+    assert parts[2] < 0
+    assert line["reward"] == pytest.approx(parts[0] + 2 * parts[1] + parts[2], rel=1e-12)   # means of 8 float64 numbers
+    assert evaluation["eval_reward"] == pytest.approx(evaluation["eval_rewards/even/mean"] + 2 * evaluation["eval_rewards/wanted/mean"], rel=1e-12)
+    assert "eval_rewards/soft_overlong_punishment/mean" not in evaluation
+
+
+@pytest.mark.parametrize("columns, weights, names", (
+    ({}, "null", ("reward_1",)), ({}, "[3]", ("reward_1",)),
+    ({"reward_parts": [0.25, 0.5]}, "[1, 2]", ("reward_1", "reward_2"))))
+def test_the_penalty_has_its_name_beside_the_rewards_of_a_file(columns, weights, names, tmp_path):
+    rows = [dict(row, reward=m / 2, **columns) for m, row in enumerate(group(lengths=(5, 3)))]
+    out = tmp_path / "out"
+    done = run("train", "--model", GOLDEN / "smollm2", "--rollouts", write_lines(tmp_path / "r.jsonl", rows), "--out", out, *PENALIZED,
+               "--set", f"objective.reward_weights={weights}", "--set", "rollout.max_completion_length=5")
+    assert done.status == WITHIN, done
+    line = metrics(out)[0]
+    assert {key for key in line if key.startswith("rewards/")} == {
+        f"rewards/{name}/{of}" for name in (*names, "soft_overlong_punishment") for of in ("mean", "std")}
+    assert line["rewards/soft_overlong_punishment/mean"] == -(1.0 + 0.5) / 2   # (5 - 4 - length) / 4 of 5 and 3 tokens
+    assert line["reward"] == 0.25 - 0.75
+
+
+@pytest.mark.parametrize("arm", ("reference", "exact"))
+def test_an_objective_that_is_refused_costs_no_rollout(arm, arguments, tmp_path):
+    (tmp_path / "calls.py").write_text(f"open({str(tmp_path / 'started')!r}, 'w')\ndef calls(completions, **columns):\n    return [0.0] * len(completions)\n")
+    wrong = ["--arm", arm, "--set", "objective.loss_type=cispo", "--set", "objective.delta=1.5"]
+    refused(*arguments, "--out", tmp_path / "out", *wrong, "--reward", f"{tmp_path / 'calls.py'}:calls", names=["objective.delta", "cispo"])
+    assert not (tmp_path / "out").exists() and not (tmp_path / "started").exists()
+    refused("gradients", "--model", GOLDEN / "smollm2", "--rollouts", write_lines(tmp_path / "r.jsonl", group()), "--out", tmp_path / "g.h5",
+            *wrong, names=["objective.delta", "cispo"])
+    assert not (tmp_path / "g.h5").exists()
 
 
 def test_an_empty_data_set_is_refused(arguments, tmp_path):
