@@ -34,9 +34,6 @@ def test_only_the_first_line_is_scored_and_by_reasoning_gym(scored):
 
 
 def test_the_scorer_is_that_of_the_entrys_task(scored):
-    """letter_counting gives nothing for another number's words, needle_haystack compares names."""
-    rows = {"answer": ["2", "2"], "metadata": [{"source_dataset": "letter_counting"}, {"source_dataset": "basic_arithmetic"}]}
-    assert scored([" 2\n", " 3\n"], **rows)[0] == 1
     with pytest.raises(ValueError, match="no_such_task"):
         scored([" 2"], ["2"], [{"source_dataset": "no_such_task"}])
 
