@@ -2,7 +2,7 @@
 
 Of the rewards it keeps the last evaluation whole, and of every other evaluation and step one row with the mean (prompt_id "mean
 of 512", member 0): the curves and the verdict of `longstraw rewards` stay what they were. Figures and attributes are kept, gradients and
-responses are not. Paths of the configuration below --root (the folder the run was started in) become relative to it.
+responses are not. Paths of the configuration below --root (the current folder) and below the checkout become relative.
 """
 
 import argparse
@@ -11,6 +11,8 @@ import pathlib
 import h5py
 import numpy as np
 import pandas as pd
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def packed_rewards(rewards):
@@ -33,6 +35,13 @@ def packed_rewards(rewards):
     return kept, parts
 
 
+def without_folders(config, folders):
+    """Where a run was made says nothing to others."""
+    for folder in folders:
+        config = config.replace(f"{folder.resolve()}/", "")
+    return config
+
+
 def write_column(group, name, values, kind):
     group.create_dataset(name, data=values, dtype=kind, chunks=(len(values),), maxshape=(None,), compression="gzip", shuffle=True)
 
@@ -47,9 +56,9 @@ def pack(out, record, root):
         if source.attrs["format"] != "longstraw-record" or "rewards" not in source:
             raise SystemExit(f"pack: {record}: no record of a training run")
         for name, value in source.attrs.items():
+            if name == "config":
+                value = without_folders(value, (root, CHECKOUT))
             target.attrs.create(name, value, dtype=source.attrs.get_id(name).dtype)
-        if root is not None:
-            target.attrs["config"] = source.attrs["config"].replace(f"{root.resolve()}/", "")
         target.create_group("steps")
         kept, parts = packed_rewards(source["rewards"])
         group = target.create_group("rewards")
@@ -73,7 +82,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("record", type=pathlib.Path)
-    parser.add_argument("--root", type=pathlib.Path, help="paths below it become relative to it")
+    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path("."), help="paths below it become relative to it")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     pack(options.out, options.record, options.root)
