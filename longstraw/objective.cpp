@@ -9,6 +9,8 @@ namespace longstraw {
 
 using core::data::Batch;
 using core::data::Response;
+using core::objective::Dialect;
+using core::objective::Kl;
 using core::objective::KlPlace;
 using core::objective::LossType;
 using core::objective::ObjectiveConfig;
@@ -48,6 +50,9 @@ LossTerm GrpoObjective::kl_term(const Response& response, const ResponsePlan& pl
   const double ratio = std::exp(log_ratio_of(response, plan, index, logprob));
   const double value = ratio * kl.value;
   // (r kl)' = r kl' + r' kl. A ratio of the token's own has r' = r, also where it is 1; of a shared one all tokens have a part.
+  // k3 with its own ratio: the exponentials of both parts cancel, and take most digits with them where lr is far above lp.
+  const bool exponentials_cancel = config_.kl == Kl::kK3 && config_.dialect == Dialect::kTrl && !plan.kl_pull;
+  if (exponentials_cancel) return {value, ratio * (logprob - (*response.ref_logprobs)[index])};
   return {value, ratio * kl.derivative + plan.kl_pull.value_or(value)};
 }
 

@@ -27,13 +27,15 @@ at::Tensor mean_of_counted(const at::Tensor& values_R, const at::Tensor& counts_
 
 double upper_epsilon(const ObjectiveConfig& config) { return config.epsilon_high.value_or(config.epsilon); }
 
+bool is_by_sequence(const ObjectiveConfig& config) {
+  return config.loss_type == LossType::kGspo || config.importance_sampling_level == ImportanceSamplingLevel::kSequence;
+}
+
 // log r of every token, by the level of ratios.
 at::Tensor log_ratios(const ObjectiveConfig& config, const at::Tensor& counts_R, const at::Tensor& logprobs_R,
                       const at::Tensor& old_R) {
   const at::Tensor log_ratio_R = logprobs_R - old_R;
-  const bool by_sequence =
-      config.loss_type == LossType::kGspo || config.importance_sampling_level == ImportanceSamplingLevel::kSequence;
-  if (!by_sequence) return log_ratio_R;
+  if (!is_by_sequence(config)) return log_ratio_R;
   const at::Tensor mean_R = mean_of_counted(log_ratio_R, counts_R).expand_as(log_ratio_R);
   if (config.loss_type == LossType::kGspo && config.dialect == Dialect::kVerl) {
     return mean_R.detach() + logprobs_R - logprobs_R.detach();
@@ -144,7 +146,12 @@ at::Tensor kl_losses(const ObjectiveConfig& config, const Response& response, co
   const at::Tensor kl_R = kl_estimates(config, current_R, reference_R);
   const bool as_trl = config.dialect == Dialect::kTrl && config.kl == Kl::kK3;
   if (!config.use_bias_correction_kl.value_or(as_trl)) return kl_R;
-  return kl_R * at::exp(log_ratios(config, counts_R, current_R, old_logprobs(response, counts_R, current_R)));
+  const at::Tensor old_R = old_logprobs(response, counts_R, current_R);
+  const at::Tensor ratio_R = at::exp(log_ratios(config, counts_R, current_R, old_R));
+  if (!as_trl || is_by_sequence(config)) return kl_R * ratio_R;
+  // r (e^(lr − lp) − (lr − lp) − 1) with r e^(lr − lp) = e^(lr − lo), a constant: two exponentials that cancel in the gradient, and
+  // would leave few digits of it where lr is far above lp, are not there to cancel.
+  return at::exp(reference_R - old_R) - ratio_R * (reference_R - current_R + 1);
 }
 
 }  // namespace longstraw::reference
