@@ -5,6 +5,8 @@
 #include "core/base/atomic_file.h"
 #include "core/base/errors.h"
 #include "longstraw/sampler.h"
+#include "training/local_sampler.h"
+#include "training/prompt_set.h"
 
 #include <fmt/format.h>
 
@@ -17,24 +19,12 @@ namespace fs = std::filesystem;
 using core::data::PromptRow;
 using core::model::Decoder;
 
-bool tokenizer_in(const fs::path& folder) {
-  std::error_code ignored;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json"}) {
-    if (fs::exists(folder / name, ignored)) return true;
-  }
-  return false;
-}
-
-std::vector<int64_t> stop_ids(const core::data::RolloutConfig& rollout, const Decoder& decoder) {
-  return rollout.stop_token_ids ? *rollout.stop_token_ids : decoder.architecture().eos_ids;
-}
-
 }  // namespace
 
 PromptSampler::PromptSampler(const RunConfig& config, Progress& progress) : config_(config), progress_(progress) {
   if (!config.data.prompts) throw ConfigError("data.prompts: not given, wanted a JSONL file of prompts");
   rows_ = core::data::read_prompts(*config.data.prompts);
-  has_tokenizer_ = tokenizer_in(config.model.path);
+  has_tokenizer_ = training::has_tokenizer(config.model.path);
   if (!has_tokenizer_) {
     const auto encoded = [](const PromptRow& row) { return row.prompt_ids.has_value(); };
     const auto text = std::find_if_not(rows_.begin(), rows_.end(), encoded);
@@ -101,7 +91,7 @@ SampledGroup PromptSampler::sample(const Decoder& decoder, size_t index, std::ve
   const auto at_token = [this](int64_t tokens) { progress_.at(fmt::format("{} tokens", tokens)); };
   auto responses = sample_group(decoder, sampled.group.prompt_ids, index,
                                 {.rollout = rollout,
-                                 .stop_token_ids = stop_ids(rollout, decoder),
+                                 .stop_token_ids = training::stop_token_ids(rollout, decoder),
                                  .segment_tokens = config_.longstraw.segment_tokens,
                                  .progress = at_token});
   std::vector<std::vector<int64_t>> ids;

@@ -31,6 +31,10 @@ RolloutGroup LocalSampler::sample(const EncodedPrompt& prompt, const core::data:
   return sampled;
 }
 
+std::vector<int64_t> stop_token_ids(const core::data::RolloutConfig& rollout, const core::model::Decoder& decoder) {
+  return rollout.stop_token_ids ? *rollout.stop_token_ids : decoder.architecture().eos_ids;
+}
+
 std::vector<uint8_t> truncated_members(const core::data::PromptGroup& group, const std::vector<int64_t>& stop_token_ids,
                                        int64_t max_completion_length) {
   std::vector<uint8_t> truncated;

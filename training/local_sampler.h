@@ -27,6 +27,9 @@ class LocalSampler final : public Sampler {
   LocalSamplerOptions options_;
 };
 
+// The tokens that end a response: those of the configuration, else the checkpoint's.
+std::vector<int64_t> stop_token_ids(const core::data::RolloutConfig& rollout, const core::model::Decoder& decoder);
+
 // By member: no stop token ended it within `max_completion_length`.
 std::vector<uint8_t> truncated_members(const core::data::PromptGroup& group, const std::vector<int64_t>& stop_token_ids,
                                        int64_t max_completion_length);

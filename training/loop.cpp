@@ -2,6 +2,7 @@
 
 #include "core/base/errors.h"
 #include "training/evaluation.h"
+#include "training/local_sampler.h"
 #include "training/optimizer_step.h"
 #include "training/server_sampler.h"
 #include "training/server_weights.h"
@@ -18,10 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-
-std::vector<int64_t> stop_ids(const core::data::RolloutConfig& rollout, const core::model::Decoder& decoder) {
-  return rollout.stop_token_ids ? *rollout.stop_token_ids : decoder.architecture().eos_ids;
-}
 
 int64_t total_steps(const TrainConfig& train, int64_t rows) {
   if (train.max_steps > 0) return train.max_steps;
@@ -57,7 +54,7 @@ Loop::Loop(core::model::Decoder& decoder, Data& data, const Settings& settings, 
       hooks_(hooks),
       policy_(make_policy(settings, data.objective)),
       store_(settings.train.output_dir, settings.train.save_total_limit, settings.train.save_best) {
-  const auto stops = stop_ids(settings.rollout, decoder);
+  const auto stops = stop_token_ids(settings.rollout, decoder);
   // A generation's prompts are held at once, and share the budget.
   const int64_t share = int64_t(settings.longstraw.memory_budget) / settings.train.prompts_per_step;
   LocalSamplerOptions local{.capture = policy_->capture(), .stop_token_ids = stops, .progress = {}};
